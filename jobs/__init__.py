@@ -1,0 +1,1 @@
+"""What a user touches: job files, submission checks, the command, status and inspection."""

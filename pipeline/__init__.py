@@ -1,0 +1,1 @@
+"""How a job runs: source -> audio -> engine -> writer, the run directory, and Ray to make one machine many."""
