@@ -24,11 +24,15 @@ class SourceError(MimiJobsError):
 
 
 class AudioError(MimiJobsError):
-    """One recording can't become codes. `kind` is `unreadable`, `truncated`, `empty` or `not_finite`."""
+    """One recording can't become codes. `kind` is `unreadable`, `truncated`, `empty` or `not_finite`.
 
-    def __init__(self, kind: str, message: str):
+    `stage` is where that was seen: `decode`, or `encode` for what only the model's latents show.
+    """
+
+    def __init__(self, kind: str, message: str, stage: str = "decode"):
         super().__init__(message)
         self.kind = kind
+        self.stage = stage
 
 
 class RunDirError(MimiJobsError):
