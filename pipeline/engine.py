@@ -233,7 +233,8 @@ class Engine:
 
     def _refill(self, clip: Clip) -> None:
         """Have the pool decode ahead, unless it does already. Called with the lock held."""
-        if not (clip.refilling or clip.decoded or clip.error or clip.cancelled) and len(clip.ready) < CHUNKS_AHEAD:
+        over = clip.refilling or clip.decoded or clip.error or clip.cancelled or self._closed
+        if not over and len(clip.ready) < CHUNKS_AHEAD:
             clip.refilling = True
             self._pool.submit(self._decode, clip)
 
@@ -249,6 +250,7 @@ class Engine:
             clip.refill_since = None
             clip.refilling = False
             clip.error = error
+            self._refill(clip)  # the engine may have taken chunks since the last look
             self._changed.notify()
 
     # ------------------------------------------------------------ the engine's thread
