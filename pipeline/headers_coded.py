@@ -1,0 +1,220 @@
+"""Headers of compressed streams: MPEG audio, FLAC, Ogg, MP4, Matroska, ASF. What they declare, and what is there.
+
+Formats that declare a byte count of samples are in `headers_pcm`.
+"""
+
+import re
+from collections.abc import Iterator
+
+from pipeline.errors import AudioError
+from pipeline.headers_pcm import short_of
+from pipeline.layout import Layout
+from pipeline.reading import Window
+
+# Bit rates in kbit/s by [MPEG-1?][layer], index 0 of the tables is "free format". ISO 11172-3 and 13818-3.
+KBITS = {
+    (True, 1): (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
+    (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (False, 1): (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+OGG_READ_BYTES = 1 << 18
+OGG_HEAD_BYTES = 27 + 255 + 16  # a page's header at its longest, and what tells the codec
+MAX_ELEMENTS = 1_000_000
+
+
+# ---------------------------------------------------------------- MPEG audio
+
+
+def mpeg_frame_bytes(head: bytes) -> int | None:
+    """The length of the MPEG audio frame (layers I to III) that begins with these 4 bytes; None if none does."""
+    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
+        return None
+    version, layer = head[1] >> 3 & 3, 4 - (head[1] >> 1 & 3)
+    bits, rate = head[2] >> 4, head[2] >> 2 & 3
+    if version == 1 or layer == 4 or bits in (0, 15) or rate == 3:
+        return None
+    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
+    bit_rate, padding = KBITS[version == 3, layer][bits] * 1000, head[2] >> 1 & 1
+    if layer == 1:
+        return (12 * bit_rate // hertz + padding) * 4
+    return (144 if layer == 2 or version == 3 else 72) * bit_rate // hertz + padding
+
+
+def adts_frame_bytes(head: bytes) -> int | None:
+    """The length of the AAC frame in ADTS that begins with these 6 bytes; None if none does."""
+    if len(head) < 6 or head[0] != 0xFF or head[1] & 0xF6 != 0xF0 or head[2] >> 2 & 15 > 12:
+        return None
+    size = (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
+    return size if size > 7 else None
+
+
+def mpeg(file: Window, start: int, stop: int) -> Layout:
+    """MPEG audio from its first frame on: the number of frames that its Xing, Info or VBRI header declares.
+
+    The frame that holds the header isn't one of them, but some encoders count it too: one less is allowed where the
+    number of bytes, declared beside it, is all there.
+    """
+    head = file.at(start, 200)
+    mono, mpeg1 = head[3] >> 6 == 3, head[1] >> 3 & 3 == 3
+    side_info = (17 if mono else 32) if mpeg1 else (9 if mono else 17)
+    name = f"MP{4 - (head[1] >> 1 & 3)}"
+    frames, size = 0, 0
+    for at in (4 + side_info, 6 + side_info):  # with a checksum, it is two bytes on
+        if head[at : at + 4] in (b"Xing", b"Info"):
+            has_frames, has_size = head[at + 7] & 1, head[at + 7] & 2
+            frames = int.from_bytes(head[at + 8 : at + 12], "big") if has_frames else 0
+            size = int.from_bytes(head[at + 12 : at + 16], "big") if has_frames and has_size else 0
+            break
+    else:
+        if head[36:40] == b"VBRI":
+            size, frames = int.from_bytes(head[46:50], "big"), int.from_bytes(head[50:54], "big")
+    if frames and 0 < size <= stop - start:
+        frames -= 1
+    return Layout(name, start, stop, "ffmpeg", "mp3", num_packets=frames or None)
+
+
+# ---------------------------------------------------------------- FLAC and Ogg
+
+
+def flac(file: Window, start: int, stop: int) -> Layout:
+    """FLAC: STREAMINFO's total is checked here and hidden from the decoder, which would stop at one too small."""
+    info = file.at(start + 8, 18)
+    if len(info) < 18 or file.at(start + 4, 1)[0] & 127:
+        return Layout("FLAC", start, stop)
+    total = (info[13] & 15) << 32 | int.from_bytes(info[14:18], "big")
+    patch = ((start + 21, bytes([info[13] & 0xF0]) + bytes(4)),)
+    return Layout("FLAC", start, stop, patch=patch, num_samples=total or None)
+
+
+def ogg_pages(file: Window) -> Iterator[tuple[int, int, int, bytes]]:
+    """(offset, flags, serial number, first bytes of the body) of each page; what is no page is passed over."""
+    data, base = b"", 0  # `base`: where in the file `data` begins
+    at = 0
+    while True:
+        if at - base + OGG_HEAD_BYTES > len(data) and base + len(data) < file.size:
+            data, base = file.at(at, OGG_READ_BYTES), at
+        page = data[at - base : at - base + OGG_HEAD_BYTES]
+        if len(page) < 27:
+            return
+        if page[:4] != b"OggS":
+            found = data.find(b"OggS", at - base + 1)
+            at = base + found if found >= 0 else base + max(len(data) - 3, at - base + 1)
+            continue
+        table = page[27 : 27 + page[26]]
+        body = 27 + page[26]
+        yield at, page[5], int.from_bytes(page[14:18], "little"), page[body : body + 16]
+        at += body + sum(table)
+
+
+def ogg(file: Window) -> Layout:
+    """Ogg: Vorbis, Opus and FLAC are libsndfile's, which stops at the end of a chain's first link, so links are found.
+
+    A link begins where a page with the begin flag follows one without.
+    """
+    links: list[int] = []
+    codecs: set[bytes] = set()
+    beginning = False
+    for at, flags, _serial, body in ogg_pages(file):
+        if flags & 2:
+            if not beginning:
+                links.append(at)
+            if len(links) == 1:
+                codecs.add(_ogg_codec(body))
+        beginning = bool(flags & 2)
+    if not codecs <= {b"vorbis", b"opus", b"flac"} or len(codecs) != 1:
+        return Layout("Ogg", 0, file.size, "ffmpeg", "ogg")
+    parts = tuple(zip(links, [*links[1:], file.size], strict=True))
+    return Layout(f"Ogg {codecs.pop().decode()}", 0, file.size, links=parts)
+
+
+def _ogg_codec(body: bytes) -> bytes:
+    for magic, codec in ((b"\x01vorbis", b"vorbis"), (b"OpusHead", b"opus"), (b"\x7fFLAC", b"flac")):
+        if body.startswith(magic):
+            return codec
+    return b"another"
+
+
+# ---------------------------------------------------------------- MP4, Matroska, ASF
+
+
+def boxes(file: Window, at: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
+    """(type, start of the content, declared end) of the MP4 boxes in bytes [at, stop)."""
+    for _ in range(MAX_ELEMENTS):
+        head = file.at(at, 16)
+        if at + 8 > stop or len(head) < 8:
+            return
+        size, body = int.from_bytes(head[:4], "big"), at + 8
+        if size == 1:
+            size, body = int.from_bytes(head[8:16], "big"), at + 16
+        elif size == 0:  # to the end of the file
+            size = stop - at
+        if size < body - at:
+            return
+        yield head[4:8], body, at + size
+        at += size
+
+
+def mp4(file: Window) -> Layout:
+    """MP4, M4A, MOV, 3GP: boxes that the file ends within; a sample table that can't be true is refused.
+
+    FFmpeg makes 24 bytes of index for each sample that the table declares, whether or not the file has room for it.
+    """
+    missing = None
+    for kind, body, stop in boxes(file, 0, file.size):
+        if kind == b"moov":
+            _check_samples(file, body, min(stop, file.size))
+        if kind in (b"moov", b"mdat", b"moof") and stop > file.size:
+            missing = short_of(f"its {kind.decode()} box", stop - body, file.size - body)
+    return Layout("MP4", 0, file.size, "ffmpeg", "mov", missing)
+
+
+def _check_samples(file: Window, at: int, stop: int, depth: int = 0) -> None:
+    for kind, body, end in boxes(file, at, stop):
+        if kind in (b"trak", b"mdia", b"minf", b"stbl") and depth < 8:
+            _check_samples(file, body, min(end, stop), depth + 1)
+        elif kind in (b"stsz", b"stz2"):
+            count = int.from_bytes(file.at(body + 8, 4), "big")
+            if count > file.size:
+                raise AudioError("unreadable", f"an MP4 whose index has {count} samples in {file.size} bytes of file")
+
+
+def matroska(file: Window) -> Layout:
+    """Matroska and WebM: the size of the segment, unless it is marked unknown, as a live recorder leaves it."""
+    missing = None
+    header = _ebml_size(file, 4)
+    if header is not None:
+        at = header[1] + header[0]
+        segment = _ebml_size(file, at + 4)
+        if file.at(at, 4) == b"\x18\x53\x80\x67" and segment is not None:
+            size, body, unknown = segment
+            if not unknown and body + size > file.size:
+                missing = short_of("its segment", size, file.size - body)
+    return Layout("Matroska", 0, file.size, "ffmpeg", "matroska", missing)
+
+
+def _ebml_size(file: Window, at: int) -> tuple[int, int, bool] | None:
+    """(size, where the content begins, whether the size is marked unknown) from an EBML length at byte `at`."""
+    first = file.at(at, 1)
+    if not first or not first[0]:
+        return None
+    width = 9 - first[0].bit_length()
+    raw = int.from_bytes(file.at(at, width), "big")
+    mask = (1 << 7 * width) - 1
+    return raw & mask, at + width, raw & mask == mask
+
+
+def asf(file: Window) -> Layout:
+    """ASF (WMA, WMV): the size of the data object, unless the header says that it was broadcast."""
+    missing = None
+    header = int.from_bytes(file.at(16, 8), "little")
+    properties = re.search(
+        re.escape(bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")), file.at(0, min(header, 1 << 16))
+    )
+    broadcast = properties is not None and file.at(properties.start() + 88, 1)[:1] in (b"\1", b"\3")
+    size = int.from_bytes(file.at(header + 16, 8), "little")
+    if not broadcast and size < 1 << 62 and header + size > file.size:
+        missing = short_of("its data object", size, file.size - header)
+    return Layout("ASF", 0, file.size, "ffmpeg", "asf", missing)
