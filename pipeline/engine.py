@@ -26,10 +26,11 @@ GATHER_S = 0.01  # how long a step waits for the chunks of further slots
 class SampleStream(Protocol):
     """A recording that is being decoded (`audio.AudioStream`): blocks of float32 [n] at 24 kHz."""
 
-    sample_rate: int
-    num_channels: int
-    samples: int
+    sample_rate: int  # Hz, of the source
+    num_channels: int  # of the source
 
+    @property
+    def samples(self) -> int: ...  # of the source, decoded so far
     def __iter__(self) -> Iterator[np.ndarray]: ...
     def close(self) -> None: ...
 

@@ -21,8 +21,9 @@ class FakeStep:
 class FakeEncoder:
     """Codes are running sums of whole-numbered samples, so a lost, doubled or foreign chunk changes all that follow."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float = 1.0) -> None:
         self.steps = 0
+        self.scale = scale  # what makes whole numbers of the samples: 32768 for 16-bit audio
 
     def new_state(self, slots: int) -> torch.Tensor:
         return torch.zeros(slots)
@@ -32,7 +33,7 @@ class FakeEncoder:
 
     def encode_step(self, chunk: torch.Tensor, state: torch.Tensor, active: torch.Tensor | None = None) -> FakeStep:
         self.steps += 1
-        frames = chunk.reshape(chunk.shape[0], -1, FRAME_SAMPLES).sum(-1)
+        frames = self.scale * chunk.reshape(chunk.shape[0], -1, FRAME_SAMPLES).sum(-1)
         sums = state[:, None] + frames.cumsum(1)
         after = sums[:, -1] if active is None else torch.where(active, sums[:, -1], state)
         finite = torch.isfinite(frames).all(1)
