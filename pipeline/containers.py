@@ -5,6 +5,7 @@ and pictures would have it open other files and addresses. The formats' own head
 """
 
 import re
+from collections.abc import Callable
 
 from pipeline import headers_coded, headers_pcm
 from pipeline.errors import AudioError
@@ -29,6 +30,8 @@ READERS = (
     (0, b"caff", headers_pcm.caf),
     (0, b"NIST_1A", headers_pcm.sphere),
     (0, b"RIFF....AVI ", headers_pcm.avi),
+    (0, b"Creative Voice File", headers_pcm.voc),
+    (0, b"FORM....(8SVX|16SV)", headers_pcm.iff),
     (0, b"OggS", headers_coded.ogg),
     (4, b"ftyp|moov|mdat|moof|wide|skip|free|pnot", headers_coded.mp4),
     (0, rb"\x1a\x45\xdf\xa3", headers_coded.matroska),
@@ -45,16 +48,12 @@ PLAIN = (
     (rb"MPCK", "Musepack", "mpc8"),
     (rb"\x00\x00\x01\xba", "MPEG programme stream", "mpeg"),
     (rb"\x47.{187}\x47.{187}\x47", "MPEG transport stream", "mpegts"),
-    (rb"\x0b\x77..[\x00-\xff](?<=[\x00-\x57])", "AC-3", "ac3"),
-    (rb"\x0b\x77..[\x58-\x87]", "E-AC-3", "eac3"),
+    (rb"\x0b\x77...[\x00-\x57]", "AC-3", "ac3"),
+    (rb"\x0b\x77...[\x58-\x87]", "E-AC-3", "eac3"),
     (rb"\x7f\xfe\x80\x01", "DTS", "dts"),
-    (rb"Creative Voice File", "VOC", ""),
-    (rb"FORM....(8SVX|16SV)", "IFF", ""),
-    (rb"2BIT", "AVR", ""),
     (rb"(\x64\xa3[\x00-\x0f]\x00|\x00[\x00-\x0f]\xa3\x64)", "IRCAM", ""),
     (rb"PVF1\n", "PVF", ""),
     (rb" paf|fap ", "PAF", ""),
-    (rb"ALawSoundFile\*\*", "WVE", ""),
 )
 OTHERS = (
     (rb"version https://git-lfs", "a git-lfs pointer: fetch the file itself with `git lfs pull`"),
@@ -85,20 +84,26 @@ def identify(file: Window) -> Layout:
     if file.size == 0:
         raise AudioError("unreadable", "no bytes at all")
     start = _after_id3(file)
-    if start >= file.size:
+    if start == file.size:
+        raise AudioError("unreadable", "an ID3 tag and no sound after it")
+    if start > file.size:
         word = f"ends early: its ID3 tag declares {start} bytes, of which {file.size} are there"
         raise AudioError("truncated", f"MP3 {word}")
-    head = file.at(start, HEAD_BYTES)
-    if start == 0:
-        for at, magic, reader in READERS:
-            if re.match(magic, head[at : at + 32], re.DOTALL):
-                return reader(file)
+    return _untagged(file.part(start, file.size)).moved(start)
+
+
+def _untagged(file: Window) -> Layout:
+    head = file.at(0, HEAD_BYTES)
+    for at, magic, reader in READERS:
+        if re.match(magic, head[at : at + 32], re.DOTALL):
+            return reader(file)
     for magic, name, demuxer in PLAIN:
         if re.match(magic, head, re.DOTALL):
-            return Layout(name, start, file.size, "ffmpeg" if demuxer else "libsndfile", demuxer)
+            return Layout(name, 0, file.size, "ffmpeg" if demuxer else "libsndfile", demuxer)
+    untagged = file.part(0, _before_tags(file))
     if head[:4] == b"fLaC":
-        return headers_coded.flac(file, start, _before_tags(file))
-    layout = _frames(file, start)
+        return headers_coded.flac(untagged)
+    layout = _frames(untagged)
     if layout is None:
         raise AudioError("unreadable", f"no format that can be decoded: {_looks_like(head)}")
     return layout
@@ -132,32 +137,30 @@ def _before_tags(file: Window) -> int:
     return stop
 
 
-def _frames(file: Window, start: int) -> Layout | None:
+def _frames(file: Window) -> Layout | None:
     """MPEG audio or AAC in ADTS: neither has a header, only frames that follow one another."""
-    stop = _before_tags(file)
-    data = file.at(start, JUNK_BYTES)
-    for match in re.finditer(rb"\xff[\xe0-\xff]", data):
+    for match in re.finditer(rb"\xff[\xe0-\xff]", file.at(0, JUNK_BYTES)):
         at = match.start()
         wanted = FRAMES_AFTER_JUNK if at else FRAMES_AT_START
-        if _has_frames(file, start + at, stop, wanted, adts=False):
-            return headers_coded.mpeg(file, start + at, stop)
-        if _has_frames(file, start + at, stop, wanted, adts=True):
-            return Layout("AAC", start + at, stop, "ffmpeg", "aac")
+        if _has_frames(file, at, wanted, mpeg_frame_bytes):
+            return headers_coded.mpeg(file.part(at, file.size)).moved(at)
+        if _has_frames(file, at, wanted, adts_frame_bytes):
+            return Layout("AAC", at, file.size, "ffmpeg", "aac")
     return None
 
 
-def _has_frames(file: Window, at: int, stop: int, wanted: int, *, adts: bool) -> bool:
+def _has_frames(file: Window, at: int, wanted: int, frame_bytes: Callable[[bytes], int | None]) -> bool:
     """Whether `wanted` alike frames follow one another from byte `at`, or as many as there are to the very end."""
     first = b""
     for found in range(wanted):
         head = file.at(at, 6)
-        size = adts_frame_bytes(head) if adts else mpeg_frame_bytes(head)
+        size = frame_bytes(head)
         alike = not first or (head[1] == first[1] and head[2] & 0x0C == first[2] & 0x0C)
         if size is None or not alike:
             return False
         first, at = first or head, at + size
-        if at >= stop:
-            return at == stop or found > 0
+        if at >= file.size:
+            return at == file.size or found > 0
     return True
 
 

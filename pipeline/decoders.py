@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pipeline.errors import AudioError
+from pipeline.headers_coded import mpeg_frame_bytes
 from pipeline.layout import Layout
 from pipeline.reading import Window, one_line
 
@@ -31,6 +32,8 @@ CODECS = frozenset(
     truehd truespeech tta vorbis wavpack wmalossless wmapro wmav1 wmav2 wmavoice
     """.split()  # noqa: SIM905
 )
+# Demuxers that take a stream's duration from a header that can be trusted.
+DECLARING = frozenset({"mov", "wv", "ape", "tta", "mpc", "mpc8"})
 FAMILIES = ("pcm_", "adpcm_")
 
 
@@ -77,7 +80,7 @@ class SndfileDecoder:
             def seekable(self) -> bool:
                 return False
 
-        self._window = Window(self._base, start, stop, self._layout.patch)
+        self._window = Window(self._base, start, stop, self._layout.patch, self._layout.head)
         try:
             return Stream(cast(Any, self._window))
         except (soundfile.LibsndfileError, ValueError, TypeError) as error:
@@ -144,6 +147,7 @@ class FFmpegDecoder:
         self._window = Window(base, layout.start, layout.stop, layout.patch)
         self._container = self._open(av)
         self._packets = 0
+        self._last_packet: av.Packet | None = None  # that a frame came of
         self._end = 0.0  # seconds: where the last frame ends
         try:
             self._stream = self._choose(av)
@@ -190,30 +194,41 @@ class FFmpegDecoder:
         return stream
 
     def _decoded(self, av: Any) -> Iterator["av.AudioFrame"]:
-        """Frames in order. Raises EndedEarlyError, AudioError where nothing at all could be decoded."""
-        errors, any_frame = [], False
+        """Frames in order. Raises EndedEarlyError, and AudioError where nothing at all could be decoded."""
+        early: list[Exception] = []  # before the first frame
+        failed: Exception | None = None  # after it
+        any_frame = False
         try:
             for packet in self._container.demux(self._stream):
                 self._packets += packet.size > 0
                 try:
-                    frames = packet.decode()
+                    frames = [frame for frame in packet.decode() if frame.samples]
                 except av.FFmpegError as error:
-                    errors.append(error)
-                    if any_frame or len(errors) == FIRST_ERRORS:
+                    if len(early) == FIRST_ERRORS or (any_frame and not self._is_junk(packet)):
                         raise
+                    if any_frame:
+                        failed = error
+                    else:
+                        early.append(error)
                     continue
-                for frame in frames:
-                    if frame.samples:
-                        any_frame = True
-                        yield frame
+                if frames and packet.size:
+                    if failed:
+                        raise failed  # what looked like junk after the end has sound behind it
+                    self._last_packet = packet
+                any_frame = any_frame or bool(frames)
+                yield from frames
         except (av.FFmpegError, ValueError) as error:
-            errors.append(error)
-            if any_frame and not self._whole():
+            if any_frame and not self._has_all_packets():
                 raise EndedEarlyError(f"the decoder failed after {self._end:.2f} s ({_reason(error)})") from error
-        if errors and not any_frame:
-            raise AudioError("unreadable", f"{self._layout.name} that can't be decoded: {_reason(errors[0])}")
+            early.append(error)
+        if early and not any_frame:
+            raise AudioError("unreadable", f"{self._layout.name} that can't be decoded: {_reason(early[0])}")
 
-    def _whole(self) -> bool:
+    def _is_junk(self, packet: "av.Packet") -> bool:
+        """Whether these bytes are no MPEG frame: the demuxer hands on whatever follows the last one."""
+        return self._layout.demuxer == "mp3" and mpeg_frame_bytes(bytes(packet)[:4]) is None
+
+    def _has_all_packets(self) -> bool:
         declared = self._layout.num_packets
         return declared is not None and self._packets > declared
 
@@ -241,19 +256,21 @@ class FFmpegDecoder:
             yield np.concatenate(held)
         if ended is not None:
             raise ended
-        self._check_length(done)
+        self._check_length()
 
-    def _check_length(self, done: int) -> None:
+    def _check_length(self) -> None:
         packets, declared = self._packets, self._layout.num_packets
         if declared is not None:
-            if packets < declared:
+            head = bytes(self._last_packet)[:4] if self._last_packet else b""
+            cut = self._last_packet is not None and self._last_packet.size < (mpeg_frame_bytes(head) or 0)
+            if packets < declared or cut:
                 of = f"{packets} of the {declared} frames that its Xing or VBRI header declares"
-                raise EndedEarlyError(f"after {self._end:.2f} s, {of}")
-        elif packets < self._stream.frames and self._stream.duration and self._stream.time_base:
-            # A film's edit list may leave packets out, so the duration has to be short as well.
+                raise EndedEarlyError(f"after {self._end:.2f} s, {of}" + (", the last one cut" if cut else ""))
+        elif self._layout.demuxer in DECLARING and self._stream.duration and self._stream.time_base:
+            # A film's edit list may leave packets out, so its duration has to be short as well.
             seconds = float(self._stream.duration * self._stream.time_base)
-            if self._end < seconds - SHORT_SECONDS:
-                raise EndedEarlyError(f"after {self._end:.2f} s of the {seconds:.2f} s that its index declares")
+            if self._end < seconds - SHORT_SECONDS and (packets < self._stream.frames or not self._stream.frames):
+                raise EndedEarlyError(f"after {self._end:.2f} s of the {seconds:.2f} s that its header declares")
 
     def close(self) -> None:
         self._frames = iter(())

@@ -23,6 +23,7 @@ KBITS = {
 OGG_READ_BYTES = 1 << 18
 OGG_HEAD_BYTES = 27 + 255 + 16  # a page's header at its longest, and what tells the codec
 MAX_ELEMENTS = 1_000_000
+SEGMENT = b"\x18\x53\x80\x67"
 
 
 # ---------------------------------------------------------------- MPEG audio
@@ -51,13 +52,13 @@ def adts_frame_bytes(head: bytes) -> int | None:
     return size if size > 7 else None
 
 
-def mpeg(file: Window, start: int, stop: int) -> Layout:
+def mpeg(file: Window) -> Layout:
     """MPEG audio from its first frame on: the number of frames that its Xing, Info or VBRI header declares.
 
     The frame that holds the header isn't one of them, but some encoders count it too: one less is allowed where the
     number of bytes, declared beside it, is all there.
     """
-    head = file.at(start, 200)
+    head = file.at(0, 200)
     mono, mpeg1 = head[3] >> 6 == 3, head[1] >> 3 & 3 == 3
     side_info = (17 if mono else 32) if mpeg1 else (9 if mono else 17)
     name = f"MP{4 - (head[1] >> 1 & 3)}"
@@ -71,28 +72,27 @@ def mpeg(file: Window, start: int, stop: int) -> Layout:
     else:
         if head[36:40] == b"VBRI":
             size, frames = int.from_bytes(head[46:50], "big"), int.from_bytes(head[50:54], "big")
-    if frames and 0 < size <= stop - start:
+    if frames and 0 < size <= file.size:
         frames -= 1
-    return Layout(name, start, stop, "ffmpeg", "mp3", num_packets=frames or None)
+    return Layout(name, 0, file.size, "ffmpeg", "mp3", num_packets=frames or None)
 
 
 # ---------------------------------------------------------------- FLAC and Ogg
 
 
-def flac(file: Window, start: int, stop: int) -> Layout:
+def flac(file: Window) -> Layout:
     """FLAC: STREAMINFO's total is checked here and hidden from the decoder, which would stop at one too small."""
-    info = file.at(start + 8, 18)
-    if len(info) < 18 or file.at(start + 4, 1)[0] & 127:
-        return Layout("FLAC", start, stop)
+    info = file.at(8, 18)
+    if len(info) < 18 or file.at(4, 1)[0] & 127:
+        return Layout("FLAC", 0, file.size)
     total = (info[13] & 15) << 32 | int.from_bytes(info[14:18], "big")
-    patch = ((start + 21, bytes([info[13] & 0xF0]) + bytes(4)),)
-    return Layout("FLAC", start, stop, patch=patch, num_samples=total or None)
+    patch = ((21, bytes([info[13] & 0xF0]) + bytes(4)),)
+    return Layout("FLAC", 0, file.size, patch=patch, num_samples=total or None)
 
 
 def ogg_pages(file: Window) -> Iterator[tuple[int, int, int, bytes]]:
-    """(offset, flags, serial number, first bytes of the body) of each page; what is no page is passed over."""
-    data, base = b"", 0  # `base`: where in the file `data` begins
-    at = 0
+    """(start, end, flags, first bytes of the body) of each page; what is no page is passed over."""
+    data, base, at = b"", 0, 0  # `base`: where in the file `data` begins
     while True:
         if at - base + OGG_HEAD_BYTES > len(data) and base + len(data) < file.size:
             data, base = file.at(at, OGG_READ_BYTES), at
@@ -101,37 +101,39 @@ def ogg_pages(file: Window) -> Iterator[tuple[int, int, int, bytes]]:
             return
         if page[:4] != b"OggS":
             found = data.find(b"OggS", at - base + 1)
-            at = base + found if found >= 0 else base + max(len(data) - 3, at - base + 1)
+            at = base + (found if found >= 0 else max(len(data) - 3, at - base + 1))
             continue
-        table = page[27 : 27 + page[26]]
         body = 27 + page[26]
-        yield at, page[5], int.from_bytes(page[14:18], "little"), page[body : body + 16]
-        at += body + sum(table)
+        end = at + body + sum(page[27:body])
+        yield at, end, page[5], page[body : body + 16]
+        at = end
 
 
 def ogg(file: Window) -> Layout:
-    """Ogg: Vorbis, Opus and FLAC are libsndfile's, which stops at the end of a chain's first link, so links are found.
+    """Ogg: Vorbis and Opus are libsndfile's, which stops at the end of a chain's first link, so links are found.
 
-    A link begins where a page with the begin flag follows one without.
+    A link begins where a page with the begin flag follows one without. A page that the file ends within is left out.
     """
     links: list[int] = []
     codecs: set[bytes] = set()
-    beginning = False
-    for at, flags, _serial, body in ogg_pages(file):
+    beginning, stop, missing = False, file.size, None
+    for at, end, flags, body in ogg_pages(file):
+        if end > file.size:
+            missing, stop = short_of("its last page", end - at, file.size - at), at
         if flags & 2:
             if not beginning:
                 links.append(at)
             if len(links) == 1:
                 codecs.add(_ogg_codec(body))
         beginning = bool(flags & 2)
-    if not codecs <= {b"vorbis", b"opus", b"flac"} or len(codecs) != 1:
-        return Layout("Ogg", 0, file.size, "ffmpeg", "ogg")
-    parts = tuple(zip(links, [*links[1:], file.size], strict=True))
-    return Layout(f"Ogg {codecs.pop().decode()}", 0, file.size, links=parts)
+    if not codecs <= {b"vorbis", b"opus"} or len(codecs) != 1:
+        return Layout("Ogg", 0, file.size, "ffmpeg", "ogg", missing)
+    parts = tuple((start, end) for start, end in zip(links, [*links[1:], stop], strict=True) if start < end)
+    return Layout(f"Ogg {codecs.pop().decode()}", 0, stop, missing=missing, links=parts)
 
 
 def _ogg_codec(body: bytes) -> bytes:
-    for magic, codec in ((b"\x01vorbis", b"vorbis"), (b"OpusHead", b"opus"), (b"\x7fFLAC", b"flac")):
+    for magic, codec in ((b"\x01vorbis", b"vorbis"), (b"OpusHead", b"opus")):
         if body.startswith(magic):
             return codec
     return b"another"
@@ -178,28 +180,37 @@ def _check_samples(file: Window, at: int, stop: int, depth: int = 0) -> None:
         elif kind in (b"stsz", b"stz2"):
             count = int.from_bytes(file.at(body + 8, 4), "big")
             if count > file.size:
-                raise AudioError("unreadable", f"an MP4 whose index has {count} samples in {file.size} bytes of file")
+                raise AudioError("truncated", f"MP4 with an index of {count} samples in a file of {file.size} bytes")
 
 
 def matroska(file: Window) -> Layout:
-    """Matroska and WebM: the size of the segment, unless it is marked unknown, as a live recorder leaves it."""
+    """Matroska and WebM: the size of the segment, or, where a live recorder left it unknown, those of its clusters."""
     missing = None
-    header = _ebml_size(file, 4)
-    if header is not None:
-        at = header[1] + header[0]
-        segment = _ebml_size(file, at + 4)
-        if file.at(at, 4) == b"\x18\x53\x80\x67" and segment is not None:
-            size, body, unknown = segment
-            if not unknown and body + size > file.size:
-                missing = short_of("its segment", size, file.size - body)
+    size, body, _ = _ebml_size(file, 4)
+    at = body + size
+    size, body, unknown = _ebml_size(file, at + 4)
+    if file.at(at, 4) == SEGMENT:
+        if not unknown and body + size > file.size:
+            missing = short_of("its segment", size, file.size - body)
+        at = body
+        for _ in range(MAX_ELEMENTS if unknown else 0):
+            element = file.at(at, 1)
+            if not element or element[0] < 0x10:  # the elements of this level have names of up to 4 bytes
+                break
+            size, body, endless = _ebml_size(file, at + 9 - element[0].bit_length())
+            if endless:
+                break
+            if body + size > file.size:
+                missing = short_of("a cluster of it", size, file.size - body)
+            at = body + size
     return Layout("Matroska", 0, file.size, "ffmpeg", "matroska", missing)
 
 
-def _ebml_size(file: Window, at: int) -> tuple[int, int, bool] | None:
+def _ebml_size(file: Window, at: int) -> tuple[int, int, bool]:
     """(size, where the content begins, whether the size is marked unknown) from an EBML length at byte `at`."""
     first = file.at(at, 1)
     if not first or not first[0]:
-        return None
+        return 0, at + 1, True
     width = 9 - first[0].bit_length()
     raw = int.from_bytes(file.at(at, width), "big")
     mask = (1 << 7 * width) - 1

@@ -24,15 +24,18 @@ KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a 
 
 
 class Window:
-    """Bytes [start, stop) of a seekable file, some of them replaced, as a file of its own.
+    """Bytes [start, stop) of a seekable file, some of them replaced and `head` before them, as a file of its own.
 
     Decoders call it from C, where an exception would be printed and lost: a failed read is kept in `error` and looks
     like the end of the file. It has no `name`, so that no decoder can be led by an extension.
     """
 
-    def __init__(self, base: BinaryIO, start: int, stop: int, patch: tuple[tuple[int, bytes], ...] = ()):
+    def __init__(
+        self, base: BinaryIO, start: int, stop: int, patch: tuple[tuple[int, bytes], ...] = (), head: bytes = b""
+    ):
         self.error: Exception | None = None
-        self._base, self._start, self._size, self._patch = base, start, stop - start, patch
+        self._base, self._patch, self._head = base, patch, head
+        self._start, self._size = start - len(head), stop - start + len(head)
         self._position = 0
 
     def seekable(self) -> bool:
@@ -54,6 +57,10 @@ class Window:
         size = left if size < 0 else min(size, left)
         if not size or self.error is not None:
             return b""
+        if self._position < len(self._head):
+            data = self._head[self._position : self._position + size]
+            self._position += len(data)
+            return data
         at = self._start + self._position
         try:
             self._base.seek(at)
@@ -75,6 +82,10 @@ class Window:
         data = self.read(size)
         self.check()
         return data
+
+    def part(self, start: int, stop: int) -> "Window":
+        """Bytes [start, stop) of this window as a window."""
+        return Window(self._base, self._start + start, self._start + stop)
 
     @property
     def size(self) -> int:
