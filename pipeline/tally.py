@@ -10,7 +10,7 @@ from pipeline.progress import Totals
 from pipeline.records import Shard
 from pipeline.worker import Progress
 
-COUNTS = ("rows", "encoded", "failed", "skipped", "frames", "audio_seconds")
+COUNTS = ("rows_read", "encoded", "failed", "skipped", "frames", "audio_seconds")
 
 
 class Tally:
@@ -59,7 +59,7 @@ class Tally:
         return Totals(
             shards=len(self._weights),
             shards_done=len(self._done),
-            rows=self.sums["rows"] + sum(p.encoded + p.failed + p.skipped for p in flights),
+            rows=self.sums["rows_read"] + sum(p.encoded + p.failed + p.skipped for p in flights),
             failed=self.sums["failed"] + sum(p.failed for p in flights),
             skipped=self.sums["skipped"] + sum(p.skipped for p in flights),
             audio_seconds=audio,
