@@ -146,12 +146,10 @@ def _apply_override(job: Job, sections: dict[str, Values], text: str) -> None:
         sections.setdefault(parts[0], {}).pop(parts[1], None)
         return
     target = sections.setdefault(parts[0], {})
-    if len(parts) > 2:
-        mapping = target.get(parts[1])
-        target[parts[1]] = mapping = dict(mapping) if isinstance(mapping, dict) else {}
-        mapping[".".join(parts[2:])] = value
-    else:
-        target[parts[1]] = value
+    for part in parts[1:-1]:
+        inner = target.get(part)
+        target[part] = target = dict(inner) if isinstance(inner, dict) else {}
+    target[parts[-1]] = value
 
 
 def _expand(job: Job, key: str, value: Any, environ: Mapping[str, str]) -> Any:

@@ -11,6 +11,7 @@ from jobs.yaml_text import one_line
 if TYPE_CHECKING:
     from jobs.inspection import ClipView, Failure, Inspection
     from jobs.status import Status
+    from pipeline.driver import RunOutcome
 
 RANDOM_WEIGHTS = "weights are RANDOM ({}): these codes mean nothing, they only show that the machinery works"
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -69,6 +70,14 @@ def print_inspection(result: "Inspection", console: Console) -> None:
         console.print(f"not finished: {result.unfinished_shards} shards are still to be done, run `mimi-jobs resume`")
     if result.random_weights:
         console.print(f"[bold yellow]{escape(RANDOM_WEIGHTS.format(result.weights))}[/bold yellow]")
+
+
+def outcome_line(outcome: "RunOutcome") -> str:
+    """How a run ended, in numbers."""
+    skipped = f", {outcome.skipped:,} skipped" if outcome.skipped else ""
+    rows = f"{outcome.rows:,} rows: {outcome.encoded:,} encoded, {outcome.failed:,} failed{skipped}"
+    took = f" in {duration_text(outcome.seconds)}" if outcome.seconds else ""
+    return f"{rows}; {outcome.frames:,} frames, {duration_text(outcome.audio_seconds)} of audio{took}"
 
 
 def print_clip(clip: "ClipView", console: Console) -> None:

@@ -1,0 +1,225 @@
+"""The command `mimi-jobs`: parses, calls, prints. Everything it does can be done from Python with `jobs`."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from jobs.yaml_text import one_line
+from pipeline.errors import ConfigError, MimiJobsError, RunDirError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from jobs.submission import Prepared
+
+FINISHED, UNFINISHED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+JobFile = Annotated[str, typer.Argument(metavar="JOB.yaml", help="The job file.")]
+Run = Annotated[str, typer.Argument(metavar="OUT", help="The run: a job's output.path.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[key=value]...", help="Values that win over the file's: model.slots=4.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Key = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Show the rows with this key.")]
+
+app = typer.Typer(
+    name="mimi-jobs",
+    help="Turn an audio dataset into Mimi codes: a job file goes in, parquet files come out.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"mimi-jobs {version('mimi-jobs')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error (anywhere).")] = False,
+) -> None:
+    """What holds for every command; `main` looks for --debug itself."""
+    del version, debug
+
+
+@app.command()
+def check(job_file: JobFile, overrides: Overrides = None) -> None:
+    """Check a job and show its plan; start and write nothing."""
+    from jobs.plan_text import print_plan
+    from jobs.submission import check as check_job
+
+    print_plan(check_job(job_file, overrides or ()), _console())
+
+
+@app.command()
+def submit(job_file: JobFile, overrides: Overrides = None) -> None:
+    """Check a job, then run it."""
+    from jobs.plan_text import summary
+    from jobs.submission import check as check_job
+
+    prepared = check_job(job_file, overrides or ())
+    for line in summary(prepared):
+        print(line, file=sys.stderr)
+    _run_job(prepared)
+
+
+@app.command()
+def resume(
+    out: Run,
+    overrides: Overrides = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try the failed rows again.")] = False,
+) -> None:
+    """Carry on with a run; only what changes its speed may be overridden."""
+    from jobs.submission import check_run, nothing_left
+    from jobs.tables import outcome_line
+
+    prepared = check_run(out, overrides or (), retry_failed=retry_failed)
+    if prepared is not None:
+        _run_job(prepared)
+    else:
+        print(f"nothing left to do: {outcome_line(nothing_left(out))}", file=sys.stderr)
+
+
+@app.command()
+def status(out: Run, as_json: AsJson = False) -> None:
+    """Show how far a run is, from its files alone."""
+    from jobs.status import status as read_status
+
+    result = read_status(out)
+    if as_json:
+        print(result.to_json())
+    else:
+        from jobs.tables import print_status
+
+        print_status(result, _console())
+
+
+@app.command()
+def inspect(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A run, a folder of parquet files, or one file.")],
+    as_json: AsJson = False,
+    key: Key = None,
+) -> None:
+    """Show what is in parquet files of codes."""
+    if key is not None:
+        _inspect_key(path, key, as_json)
+        return
+    from jobs.inspection import inspect as inspect_files
+
+    result = inspect_files(path)
+    if as_json:
+        print(result.to_json())
+    elif result.files:
+        from jobs.tables import print_inspection
+
+        print_inspection(result, _console())
+    _complain(result.problems)
+    if result.problems:
+        raise typer.Exit(UNFINISHED)
+
+
+def _inspect_key(path: str, key: str, as_json: bool) -> None:
+    from jobs.inspection import inspect_key
+
+    clips, problems = inspect_key(path, key)
+    if as_json:
+        import json
+
+        print(json.dumps([clip.to_dict() for clip in clips], default=str, ensure_ascii=False))
+    else:
+        from jobs.tables import print_clip
+
+        for clip in clips:
+            print_clip(clip, _console())
+    _complain(problems)
+    if not clips:
+        _complain([f"{path}: no row has the key {key!r}, see the column `key`"])
+    if problems or not clips:
+        raise typer.Exit(UNFINISHED)
+
+
+def _run_job(prepared: "Prepared") -> None:
+    """Run to the end, say how it ended, and leave with the status that says the same."""
+    from jobs.submission import start
+    from jobs.tables import RANDOM_WEIGHTS, outcome_line
+
+    path = prepared.config.output.path
+    try:
+        outcome = start(prepared, console=sys.stderr)
+    except RunDirError as error:
+        _complain([str(error)])
+        raise typer.Exit(UNFINISHED) from None
+    print(outcome_line(outcome), file=sys.stderr)
+    if prepared.weights.info.is_random:
+        print(RANDOM_WEIGHTS.format(prepared.config.model.weights), file=sys.stderr)
+    if outcome.finished:
+        return
+    reason = "interrupted" if outcome.interrupted else outcome.message or "the job did not finish"
+    _complain([f"{reason}; carry on with: mimi-jobs resume {path}"])
+    raise typer.Exit(INTERRUPTED if outcome.interrupted else UNFINISHED)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def _complain(lines: list[str]) -> None:
+    for line in lines:
+        print(one_line(line), file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The console script: one line for each error, a traceback only with --debug."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    code = _run([argument for argument in arguments if argument != "--debug"], debug)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    import threading
+
+    if any(thread.name.startswith("check ") for thread in threading.enumerate()):
+        os._exit(code)  # a check that was given up waits for the network: nothing waits for it
+    sys.exit(code)
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    usage_error: Any = typer.BadParameter.__base__  # of whichever click typer brings
+    try:
+        result = app(arguments or ["--help"], prog_name="mimi-jobs", standalone_mode=False)
+        return result if isinstance(result, int) else FINISHED
+    except usage_error as error:
+        _complain([f"{COMMAND_LINE}: {error.format_message()} (see mimi-jobs --help)"])
+        return REFUSED
+    except (KeyboardInterrupt, typer.Abort):
+        _complain(["interrupted"])
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNFINISHED
+    except MimiJobsError as error:
+        if debug:
+            raise
+        _complain(error.problems if isinstance(error, ConfigError) else [str(error)])
+        return REFUSED
+    except Exception as error:
+        if debug:
+            raise
+        _complain([f"internal error: {type(error).__name__}: {error} (--debug shows where; please report it)"])
+        return UNFINISHED
+
+
+COMMAND_LINE = "command line"
+
+if __name__ == "__main__":
+    main()
