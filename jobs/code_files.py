@@ -93,7 +93,7 @@ class CodeFile:
 
 def _why_unreadable(error: Exception) -> str:
     text = " ".join(str(error).split())
-    if "magic bytes" in text or "too small" in text or "smaller than" in text:
+    if "magic bytes" in text or "too small" in text or "smaller than" in text or "size is 0 bytes" in text:
         return "not a parquet file, or cut short"
     return f"can't be read as parquet ({text[:200]})"
 

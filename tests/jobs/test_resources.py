@@ -1,0 +1,82 @@
+"""What `auto` comes to on given machines, and what is asked for in vain."""
+
+import pytest
+
+from jobs.config import ModelConfig, RayConfig
+from jobs.resources import ACTOR_BYTES, Machine, Resources, resolve_resources, this_machine
+
+LAPTOP = Machine(cpus=8, gpus=0)
+STATION = Machine(cpus=16, gpus=2)
+CLUSTER = RayConfig(address="head:6379")
+
+
+def settled(machine: Machine, ray: RayConfig | None = None, **model) -> Resources:
+    resources, problems = resolve_resources(ModelConfig(**model), ray or RayConfig(), machine)
+    assert problems == [] and resources is not None
+    return resources
+
+
+def refused(machine: Machine, ray: RayConfig | None = None, **model) -> tuple[str, str]:
+    resources, (problem,) = resolve_resources(ModelConfig(**model), ray or RayConfig(), machine)
+    assert resources is None
+    return problem
+
+
+def test_a_cpu_gets_an_actor_of_one_slot_and_one_thread_for_each_core():
+    assert settled(LAPTOP) == Resources("cpu", 1, 25, 1, 8, 1.0, 0.0)
+
+
+def test_actors_fit_into_the_memory():
+    machine = Machine(cpus=8, gpus=0, memory_bytes=3 * ACTOR_BYTES + 1)
+    assert settled(machine).actors == 3
+    assert settled(Machine(cpus=8, gpus=0, memory_bytes=1)).actors == 1
+
+
+def test_a_gpu_gets_an_actor_of_many_slots_and_its_share_of_the_cores():
+    assert settled(STATION) == Resources("cuda", 64, 25, 8, 2, 8.0, 1.0)
+
+
+def test_a_share_of_a_gpu_makes_more_actors():
+    assert settled(STATION, RayConfig(gpus_per_actor=0.5, cpus_per_actor=2.0)).actors == 4
+
+
+def test_what_is_given_is_kept():
+    ray = RayConfig(actors=2, cpus_per_actor=4.0)
+    assert settled(LAPTOP, ray, slots=3, chunk_seconds=4.0) == Resources("cpu", 3, 50, 4, 2, 4.0, 0.0)
+    assert settled(STATION, device="cpu").device == "cpu"
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(0.08, 1), (0.1, 1), (1.0, 12), (2, 25), (10.0, 125)])
+def test_a_chunk_is_whole_frames(seconds, frames):
+    assert settled(LAPTOP, chunk_seconds=seconds).chunk_frames == frames
+
+
+def test_a_cluster_settles_the_number_of_actors_and_not_the_device():
+    assert settled(LAPTOP, CLUSTER, device="cuda") == Resources("cuda", 64, 25, 1, "auto", 1.0, 1.0)
+    assert settled(LAPTOP, RayConfig(address="auto", gpus_per_actor=0.0)).device == "cpu"
+    assert settled(LAPTOP, RayConfig(address="auto", gpus_per_actor=0.5)).device == "cuda"
+    key, message = refused(LAPTOP, CLUSTER)
+    assert key == "model.device" and "set cpu or cuda" in message
+
+
+@pytest.mark.parametrize(
+    ("machine", "ray", "model", "key"),
+    [
+        (LAPTOP, {}, {"device": "cuda"}, "model.device"),
+        (LAPTOP, {}, {"precision": "tf32"}, "model.precision"),
+        (LAPTOP, {"actors": 9}, {}, "ray.actors"),
+        (LAPTOP, {"cpus_per_actor": 9.0}, {}, "ray.cpus_per_actor"),
+        (LAPTOP, {"gpus_per_actor": 1.0}, {}, "ray.gpus_per_actor"),
+        (STATION, {"gpus_per_actor": 3.0}, {}, "ray.gpus_per_actor"),
+        (STATION, {"gpus_per_actor": 0.0}, {"device": "cuda"}, "ray.gpus_per_actor"),
+        (STATION, {"actors": 3}, {}, "ray.actors"),
+    ],
+)
+def test_what_the_machine_lacks_is_named_by_its_key(machine, ray, model, key):
+    found, message = refused(machine, RayConfig(**ray), **model)
+    assert found == key and message
+
+
+def test_this_machine_has_something_to_run_on():
+    machine = this_machine()
+    assert machine.cpus >= 1 and machine.gpus >= 0
