@@ -5,18 +5,13 @@ and pictures would have it open other files and addresses. The formats' own head
 """
 
 import re
-from collections.abc import Callable
 
-from pipeline import headers_coded, headers_pcm
+from pipeline import headers_coded, headers_mpeg, headers_pcm
 from pipeline.errors import AudioError
-from pipeline.headers_coded import adts_frame_bytes, mpeg_frame_bytes
 from pipeline.layout import Layout
 from pipeline.reading import Window
 
 HEAD_BYTES = 4096
-JUNK_BYTES = 1 << 17  # before the first frame of an MPEG stream
-FRAMES_AFTER_JUNK = 5  # consecutive frame headers that can't be chance
-FRAMES_AT_START = 3
 
 # (where, magic bytes, reader of the header)
 READERS = (
@@ -100,10 +95,10 @@ def _untagged(file: Window) -> Layout:
     for magic, name, demuxer in PLAIN:
         if re.match(magic, head, re.DOTALL):
             return Layout(name, 0, file.size, "ffmpeg" if demuxer else "libsndfile", demuxer)
-    untagged = file.part(0, _before_tags(file))
+    untagged = file.part(0, headers_mpeg.before_tags(file))
     if head[:4] == b"fLaC":
         return headers_coded.flac(untagged)
-    layout = _frames(untagged)
+    layout = headers_mpeg.mpeg_or_adts(untagged)
     if layout is None:
         raise AudioError("unreadable", f"no format that can be decoded: {_looks_like(head)}")
     return layout
@@ -121,50 +116,8 @@ def _after_id3(file: Window) -> int:
     return at
 
 
-def _before_tags(file: Window) -> int:
-    """Where the tags at the end begin: ID3v1, and before it Lyrics3 or APE, in any order."""
-    stop = file.size
-    for _ in range(4):
-        if stop >= 128 and file.at(stop - 128, 3) == b"TAG":
-            stop -= 128
-        elif stop >= 32 and (tail := file.at(stop - 32, 32))[:8] == b"APETAGEX":
-            size = int.from_bytes(tail[12:16], "little") + (32 if tail[23] & 0x80 else 0)
-            stop -= min(stop, max(32, size))
-        elif stop >= 15 and (tail := file.at(stop - 15, 15))[6:] == b"LYRICS200" and tail[:6].isdigit():
-            stop -= min(stop, 15 + int(tail[:6]))
-        else:
-            break
-    return stop
-
-
-def _frames(file: Window) -> Layout | None:
-    """MPEG audio or AAC in ADTS: neither has a header, only frames that follow one another."""
-    for match in re.finditer(rb"\xff[\xe0-\xff]", file.at(0, JUNK_BYTES)):
-        at = match.start()
-        wanted = FRAMES_AFTER_JUNK if at else FRAMES_AT_START
-        if _has_frames(file, at, wanted, mpeg_frame_bytes):
-            return headers_coded.mpeg(file.part(at, file.size)).moved(at)
-        if _has_frames(file, at, wanted, adts_frame_bytes):
-            return Layout("AAC", at, file.size, "ffmpeg", "aac")
-    return None
-
-
-def _has_frames(file: Window, at: int, wanted: int, frame_bytes: Callable[[bytes], int | None]) -> bool:
-    """Whether `wanted` alike frames follow one another from byte `at`, or as many as there are to the very end."""
-    first = b""
-    for found in range(wanted):
-        head = file.at(at, 6)
-        size = frame_bytes(head)
-        alike = not first or (head[1] == first[1] and head[2] & 0x0C == first[2] & 0x0C)
-        if size is None or not alike:
-            return False
-        first, at = first or head, at + size
-        if at >= file.size:
-            return at == file.size or found > 0
-    return True
-
-
 def _looks_like(head: bytes) -> str:
+    """In words, what `head` is the beginning of, as far as one can tell."""
     for magic, name in OTHERS:
         if re.match(magic, head, re.DOTALL):
             return f"it looks like {name}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pipeline.errors import AudioError
-from pipeline.headers_coded import mpeg_frame_bytes
+from pipeline.headers_mpeg import mpeg_frame_bytes
 from pipeline.layout import Layout
 from pipeline.reading import Window, one_line
 
@@ -204,12 +204,12 @@ class FFmpegDecoder:
                 try:
                     frames = [frame for frame in packet.decode() if frame.samples]
                 except av.FFmpegError as error:
-                    if len(early) == FIRST_ERRORS or (any_frame and not self._is_junk(packet)):
-                        raise
-                    if any_frame:
-                        failed = error
-                    else:
+                    if not any_frame:
                         early.append(error)
+                    elif not self._has_all_packets():
+                        failed = error
+                    if len(early) == FIRST_ERRORS or (failed and not self._is_junk(packet)):
+                        raise
                     continue
                 if frames and packet.size:
                     if failed:
@@ -229,6 +229,7 @@ class FFmpegDecoder:
         return self._layout.demuxer == "mp3" and mpeg_frame_bytes(bytes(packet)[:4]) is None
 
     def _has_all_packets(self) -> bool:
+        """Whether all that was declared has come: what follows is tags, junk, or another recording behind this one."""
         declared = self._layout.num_packets
         return declared is not None and self._packets > declared
 
@@ -280,7 +281,11 @@ class FFmpegDecoder:
 
 def samples_of(frame: "av.AudioFrame") -> np.ndarray:
     """float32 [n, channels] of a frame in whichever sample format, integers scaled to [-1, 1)."""
-    values = frame.to_ndarray()
+    if frame.format.name.startswith("s64"):  # the one format that PyAV doesn't hand over as an array
+        count = frame.samples * (1 if frame.format.is_planar else frame.layout.nb_channels)
+        values = np.stack([np.frombuffer(bytes(plane), np.int64, count) for plane in frame.planes])
+    else:
+        values = frame.to_ndarray()
     values = values.T if frame.format.is_planar else values.reshape(frame.samples, -1)
     if values.dtype == np.uint8:
         return (values.astype(np.float32) - 128) / 128

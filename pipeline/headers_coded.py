@@ -1,6 +1,6 @@
-"""Headers of compressed streams: MPEG audio, FLAC, Ogg, MP4, Matroska, ASF. What they declare, and what is there.
+"""Headers of compressed recordings: FLAC, Ogg, MP4, Matroska, ASF. What they declare, and what is there.
 
-Formats that declare a byte count of samples are in `headers_pcm`.
+Formats that declare a byte count of samples are in `headers_pcm`, MPEG audio is in `headers_mpeg`.
 """
 
 import re
@@ -11,70 +11,10 @@ from pipeline.headers_pcm import short_of
 from pipeline.layout import Layout
 from pipeline.reading import Window
 
-# Bit rates in kbit/s by [MPEG-1?][layer], index 0 of the tables is "free format". ISO 11172-3 and 13818-3.
-KBITS = {
-    (True, 1): (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
-    (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
-    (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (False, 1): (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
-    (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
 OGG_READ_BYTES = 1 << 18
 OGG_HEAD_BYTES = 27 + 255 + 16  # a page's header at its longest, and what tells the codec
 MAX_ELEMENTS = 1_000_000
 SEGMENT = b"\x18\x53\x80\x67"
-
-
-# ---------------------------------------------------------------- MPEG audio
-
-
-def mpeg_frame_bytes(head: bytes) -> int | None:
-    """The length of the MPEG audio frame (layers I to III) that begins with these 4 bytes; None if none does."""
-    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
-        return None
-    version, layer = head[1] >> 3 & 3, 4 - (head[1] >> 1 & 3)
-    bits, rate = head[2] >> 4, head[2] >> 2 & 3
-    if version == 1 or layer == 4 or bits in (0, 15) or rate == 3:
-        return None
-    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
-    bit_rate, padding = KBITS[version == 3, layer][bits] * 1000, head[2] >> 1 & 1
-    if layer == 1:
-        return (12 * bit_rate // hertz + padding) * 4
-    return (144 if layer == 2 or version == 3 else 72) * bit_rate // hertz + padding
-
-
-def adts_frame_bytes(head: bytes) -> int | None:
-    """The length of the AAC frame in ADTS that begins with these 6 bytes; None if none does."""
-    if len(head) < 6 or head[0] != 0xFF or head[1] & 0xF6 != 0xF0 or head[2] >> 2 & 15 > 12:
-        return None
-    size = (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
-    return size if size > 7 else None
-
-
-def mpeg(file: Window) -> Layout:
-    """MPEG audio from its first frame on: the number of frames that its Xing, Info or VBRI header declares.
-
-    The frame that holds the header isn't one of them, but some encoders count it too: one less is allowed where the
-    number of bytes, declared beside it, is all there.
-    """
-    head = file.at(0, 200)
-    mono, mpeg1 = head[3] >> 6 == 3, head[1] >> 3 & 3 == 3
-    side_info = (17 if mono else 32) if mpeg1 else (9 if mono else 17)
-    name = f"MP{4 - (head[1] >> 1 & 3)}"
-    frames, size = 0, 0
-    for at in (4 + side_info, 6 + side_info):  # with a checksum, it is two bytes on
-        if head[at : at + 4] in (b"Xing", b"Info"):
-            has_frames, has_size = head[at + 7] & 1, head[at + 7] & 2
-            frames = int.from_bytes(head[at + 8 : at + 12], "big") if has_frames else 0
-            size = int.from_bytes(head[at + 12 : at + 16], "big") if has_frames and has_size else 0
-            break
-    else:
-        if head[36:40] == b"VBRI":
-            size, frames = int.from_bytes(head[46:50], "big"), int.from_bytes(head[50:54], "big")
-    if frames and 0 < size <= file.size:
-        frames -= 1
-    return Layout(name, 0, file.size, "ffmpeg", "mp3", num_packets=frames or None)
 
 
 # ---------------------------------------------------------------- FLAC and Ogg
