@@ -29,9 +29,10 @@ class Survey:
     schemas: tuple[tuple[str, pa.Schema], ...]  # (file, its columns)
     features: dict[str, Any] = field(default_factory=dict)  # column -> huggingface feature, as in a dataset card
     samples: dict[str, list[str]] = field(default_factory=dict)  # column of strings -> its first few
-    sounds: tuple[str, ...] = ()  # columns that the format itself knows to be audio, at most one in each row
+    sounds: tuple[str, ...] = ()  # columns that the format itself knows to be audio
     key: str | None = None  # the format's own column of keys
     options: dict[str, Any] = field(default_factory=dict)  # what the format's reader is to be told
+    several: bool = False  # whether a row has more than one of the `sounds`
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,15 @@ class Columns:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type without extension types, which depend on what a process happens to have imported."""
+    """The type without what depends on a process or a writer: extension types, nullability, names of items."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
     if pa.types.is_struct(kind):
-        return pa.struct([child.with_type(plain(child.type)) for child in kind])
+        return pa.struct([pa.field(child.name, plain(child.type)) for child in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(plain(kind.value_type)))
+        return pa.list_(plain(kind.value_type))
     if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(plain(kind.value_type)))
+        return pa.large_list(plain(kind.value_type))
     return kind
 
 
@@ -99,11 +100,11 @@ def merge_types(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
     if pa.types.is_struct(a) and pa.types.is_struct(b) and [f.name for f in a] == [f.name for f in b]:
         merged = [merge_types(x.type, y.type) for x, y in zip(a, b, strict=True)]
         if all(kind is not None for kind in merged):
-            return pa.struct([child.with_type(kind) for child, kind in zip(a, merged, strict=True)])
+            return pa.struct([pa.field(child.name, kind) for child, kind in zip(a, merged, strict=True)])
     if _is_list(a) and _is_list(b):
         inner = merge_types(a.value_type, b.value_type)
         make = pa.large_list if pa.types.is_large_list(a) or pa.types.is_large_list(b) else pa.list_
-        return None if inner is None else make(a.value_field.with_type(inner))
+        return None if inner is None else make(inner)
     return None
 
 
@@ -157,6 +158,10 @@ def choose_audio(survey: Survey, asked: str | None) -> tuple[tuple[str, ...], st
         if not can_be_audio(kinds[name]) and not pa.types.is_null(kinds[name]):
             raise SourceError(f"input.audio_column: {asked!r} holds {kinds[name]}, not audio or paths of it")
         return (name,), "input.audio_column names it"
+    if survey.several:
+        raise SourceError(
+            f"input.audio_column: choose one of {', '.join(survey.sounds)}: rows have more than one of them"
+        )
     if survey.sounds:
         return survey.sounds, "its files are named as audio"
     with_feature = [n for n, f in survey.features.items() if n in kinds and _feature_type(f) == "Audio"]

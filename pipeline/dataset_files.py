@@ -137,9 +137,28 @@ def in_threads(call: Callable[[T], R], items: list[T], remote: bool | None = Non
 
 
 def list_files(root: str) -> list[SourceFile]:
-    """Every file under a folder or URL prefix but hidden ones and those in `__special__` folders, sorted by name."""
-    files = _list_remote(root) if is_url(root) else _list_local(root)
-    return sorted(files, key=lambda file: file.url)
+    """Every file under a folder or URL prefix but hidden ones and those in `__special__` folders, sorted by name.
+
+    SourceError where the place can't be listed, or a name in it isn't text.
+    """
+    files = sorted(_list_remote(root) if is_url(root) else _list_local(root), key=lambda file: file.url)
+    for file in files:
+        if not file.url.isascii() and any("\ud800" <= letter <= "\udfff" for letter in file.url):
+            raise SourceError(f"{file.url!a}: the file's name isn't UTF-8; rename it")
+    return files
+
+
+def full_url(root: str) -> str:
+    """A local path as it is; a URL in the spelling that its store lists files under."""
+    if not is_url(root):
+        return root
+    from fsspec.core import url_to_fs
+
+    try:
+        filesystem, path = url_to_fs(root)
+    except (ImportError, ValueError) as error:
+        raise SourceError(f"{root}: can't be read: {describe(error)}") from error
+    return filesystem.unstrip_protocol(path).rstrip("/")
 
 
 def _list_local(root: str) -> list[SourceFile]:
@@ -185,7 +204,7 @@ def _list_remote(root: str) -> list[SourceFile]:
 
 def change_of(file: SourceFile) -> str | None:
     """How the file differs from what the plan recorded, or None. SourceError where its state can't be known."""
-    if file.size is None and file.version is None:
+    if (file.size is None and file.version is None) or PINNED_URL.match(file.url):
         return None
     try:
         now = stat_file(file.url)

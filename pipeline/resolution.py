@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline import endings
-from pipeline.dataset_files import describe, is_url, list_files, stat_files
+from pipeline.dataset_files import describe, full_url, is_url, list_files, stat_files
 from pipeline.endings import BUILDERS, METADATA_NAMES, base, belongs, ending, words
 from pipeline.errors import SourceError
 from pipeline.hub import HUB_PREFIX, by_datasets, folder_of, hub_commit
@@ -194,6 +194,7 @@ def _under(patterns: Any, root: str) -> Any:
 
 def _folder(root: str, builder: str | None = None) -> Resolved:
     """Every data file under a folder, by split, for the builder that most of them are for."""
+    root = full_url(root)
     files = [file for file in list_files(root) if base(file.url) not in IGNORED_NAMES]
     names = [
         posixpath.relpath(file.url, root) if not is_url(root) else file.url[len(root) :].lstrip("/") for file in files
@@ -202,8 +203,11 @@ def _folder(root: str, builder: str | None = None) -> Resolved:
     mine = [i for i, name in enumerate(names) if belongs(name, builder)]
     if not mine:
         raise SourceError(f"input.path: {root} has no file for the builder {builder}")
-    splits = split_files([names[i] for i in mine])
+    splits = split_files([names[i] for i in mine], complete=builder == "audiofolder")
     notes = []
+    unsplit = len(mine) - len({i for ids in splits.values() for i in ids})
+    if unsplit:
+        notes.append(f"{unsplit} files belong to no split, going by the names of the others")
     others = Counter("." + ending(name) for i, name in enumerate(names) if not belongs(name, builder))
     if others:
         listed = ", ".join(f"{count} {ending}" for ending, count in others.most_common(5))
@@ -232,8 +236,11 @@ def infer_builder(names: list[str], root: str) -> str:
     return best
 
 
-def split_files(names: list[str]) -> dict[str, list[int]]:
-    """Split -> places in `names`, as `datasets` has it: sharded names, else keywords in folders, else in names."""
+def split_files(names: list[str], complete: bool) -> dict[str, list[int]]:
+    """Split -> places in `names`, as `datasets` has it: sharded names, else keywords in folders, else in names.
+
+    complete: keywords in names count only where they place every file, since recordings are called all sorts of things.
+    """
     sharded = {i: match[1] for i, name in enumerate(names) if (match := SHARDED.match(name))}
     if sharded:
         order = [s for s in KEYWORDS if s in sharded.values()]
@@ -248,7 +255,8 @@ def split_files(names: list[str]) -> dict[str, list[int]]:
             hits = [i for i, text in enumerate(texts) if pattern.search(text)]
             if hits:
                 found[split] = hits
-        if found:
+        placed = {i for hits in found.values() for i in hits}
+        if found and not (complete and texts is bases and len(placed) < len(names)):
             return found
     return {"train": list(range(len(names)))}
 

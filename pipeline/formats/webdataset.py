@@ -40,7 +40,8 @@ class Sample:
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Key and column of a member: `a.b/c.d.wav` is `a.b/c` and `d.wav`. None for what belongs to no sample."""
-    match = NAME.match(name.removeprefix("./"))
+    text = name.encode("utf-8", "backslashreplace").decode()  # of a name that isn't UTF-8
+    match = NAME.match(text.removeprefix("./"))
     return (match[1], match[2]) if match else None
 
 
@@ -103,9 +104,6 @@ def survey(files: list[SourceFile]) -> Survey:
                 values.setdefault(column, []).append(_sampled(column, member))
     if not seen:
         raise SourceError(f"{files[0].url}: holds no samples (members named KEY.COLUMN)")
-    if several:
-        listed = ", ".join(sounds)
-        raise SourceError(f"input.audio_column: choose one of {listed}: samples hold more than one of them")
     if not sounds and not any(ending(column) in endings.AUDIO for column in values):
         sounds = dict.fromkeys(column for column in values if ending(column) in endings.VIDEO)
     fields, as_text = [], []
@@ -116,7 +114,7 @@ def survey(files: list[SourceFile]) -> Survey:
     schema = pa.schema([*fields, pa.field(KEY, pa.string())])
     media = {column: {"_type": "Image"} for column in values if ending(column) in endings.PICTURE | endings.VIDEO}
     media |= {column: {"_type": "Audio"} for column in values if ending(column) in endings.AUDIO}
-    return Survey(((files[0].url, schema),), media, {}, tuple(sounds), KEY, {"as_text": as_text})
+    return Survey(((files[0].url, schema),), media, {}, tuple(sounds), KEY, {"as_text": as_text}, several)
 
 
 def _sampled(column: str, member: Member) -> Any:
@@ -133,7 +131,7 @@ def _type_of(column: str, values: list[Any]) -> tuple[pa.DataType, bool]:
     if ending(column) in NUMBER | JSON and len(good) < len(values):
         return pa.string(), True
     try:
-        kind = pa.infer_type([value for value in good if not isinstance(value, pa.Scalar)])
+        kind = pa.array([value for value in good if not isinstance(value, pa.Scalar)]).type
         for value in good:
             if isinstance(value, pa.Scalar):
                 kind = merge_types(kind, value.type) or pa.binary()
