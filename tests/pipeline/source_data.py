@@ -31,11 +31,9 @@ def write_parquet(path: Path, table: pa.Table, rows: int = 4, **options: Any) ->
     return path
 
 
-def write_tar(
-    path: Path, members: list[tuple[str, bytes]], mode: str = "w", format: int = tarfile.USTAR_FORMAT
-) -> Path:
+def write_tar(path: Path, members: list[tuple[str, bytes]], format: int = tarfile.USTAR_FORMAT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode, format=format) as out:  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with tarfile.open(path, "w", format=format) as out:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)

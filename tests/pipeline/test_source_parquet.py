@@ -175,7 +175,7 @@ def test_a_file_that_is_no_parquet_is_one_failed_row(tmp_path: Path):
     write_parquet(tmp_path / "d.parquet", audio_table(["y"]))
     src = source(tmp_path, id_column="id")
     assert [isinstance(row, Row) for row in rows_of(src)] == [True, False, False, True]
-    assert "b.parquet" in [row.message for row in rows_of(src) if isinstance(row, FailedRow)][0]
+    assert "b.parquet" in next(row.message for row in rows_of(src) if isinstance(row, FailedRow))
 
 
 def test_a_folder_of_no_parquet_at_all_is_refused(tmp_path: Path):

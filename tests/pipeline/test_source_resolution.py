@@ -42,6 +42,7 @@ def test_splits_are_found_as_datasets_finds_them(tmp_path: Path):
         for name in names:
             write_parquet(root / name, audio_table(["x"]))
         builder = datasets.load_dataset_builder(str(root), cache_dir=str(tmp_path / "cache"))
+        assert builder.config.data_files is not None
         expected = {str(s): [str(Path(f).relative_to(root)) for f in fs] for s, fs in builder.config.data_files.items()}
         found = source(root, split="all")
         assert {s: [str(Path(f.url).relative_to(root)) for f in fs] for s, fs in found.resolved.splits.items()} == {
