@@ -104,12 +104,16 @@ def local_file(info: CheckpointInfo) -> str:
     return download(info)
 
 
-def load_tensors(info: CheckpointInfo, num_codebooks: int, decoder: bool) -> "dict[str, torch.Tensor]":
-    """Canonical name -> float tensor on the CPU, of what encoding (or also decoding) with so many codebooks needs.
+def load_tensors(
+    info: CheckpointInfo, num_codebooks: int, *, encoder: bool = True, decoder: bool = False
+) -> "dict[str, torch.Tensor]":
+    """Canonical name -> float tensor on the CPU: of the encoder with so many codebooks, of the decoder less them.
 
     Raises CheckpointError for a tensor that is missing, unknown, misshapen, no float or not finite.
     """
-    shapes = encoder_shapes(info.config) | codebook_shapes(info.config, range(num_codebooks))
+    shapes: dict[str, Shape] = {}
+    if encoder:
+        shapes |= encoder_shapes(info.config) | codebook_shapes(info.config, range(num_codebooks))
     if decoder:
         shapes |= decoder_shapes(info.config)
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith("_initialized")}

@@ -4,6 +4,7 @@ The codes of a clip are the same function of its samples whatever the chunk, the
 """
 
 from collections.abc import Iterator, Mapping
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from mimi.checkpoint import CheckpointInfo, inspect_checkpoint, load_tensors
 from mimi.config import MimiConfig
+from mimi.decoder import Decoder
 from mimi.encoder import Encoder
 from mimi.errors import CheckpointError
-from mimi.state import EncoderState
+from mimi.layouts import decoder_shapes
+from mimi.state import DecoderState, EncoderState
 
-WHOLE_CHUNK_FRAMES = 50  # of `encode`: long enough for full-speed products
+WHOLE_CHUNK_FRAMES = 50  # of `encode` and `decode`: long enough for full-speed products
 
 
 class Step(NamedTuple):
@@ -58,8 +61,12 @@ class Mimi:
         """tensors: canonical name -> tensor (see `mimi.layouts`), those of `num_codebooks` codebooks among them."""
         self.config, self.num_codebooks, self.info = config, num_codebooks, info
         self.device, self.dtype = torch.device(device), dtype
+        self._decoder: Decoder | None = None
+        self._loading = Lock()
         with torch.inference_mode():
             self._encoder = Encoder(_Exact(tensors, self.device), config, num_codebooks, dtype)
+        if decoder_shapes(config).keys() <= tensors.keys():
+            self._make_decoder(tensors)
 
     @classmethod
     def load(
@@ -70,10 +77,11 @@ class Mimi:
         num_codebooks: int | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        decoder: bool = False,
     ) -> "Mimi":
         """The model that a hub id, folder, file or `random:SEED` names, with the first `num_codebooks` (default: all).
 
-        Raises CheckpointError.
+        The decoder's weights are loaded when it's first used, or now where `decoder` says so. Raises CheckpointError.
         """
         info = inspect_checkpoint(weights, revision)
         count = info.num_codebooks if num_codebooks is None else num_codebooks
@@ -81,7 +89,7 @@ class Mimi:
             raise CheckpointError(
                 f"num_codebooks: {count!r} isn't an integer from 1 to {info.num_codebooks}, which {weights} has"
             )
-        tensors = load_tensors(info, count, decoder=False)
+        tensors = load_tensors(info, count, decoder=decoder)
         return cls(info.config, tensors, num_codebooks=count, device=device, dtype=dtype, info=info)
 
     def new_state(self, slots: int) -> EncoderState:
@@ -128,3 +136,55 @@ class Mimi:
             missing = -chunk.shape[2] % self.config.frame_samples
             pieces.append(self.encode_step(torch.nn.functional.pad(chunk, (0, missing)), state).codes)
         return torch.cat(pieces, 2)
+
+    def new_decoder_state(self, slots: int) -> DecoderState:
+        """State of `slots` slots of decoding, each at the start of a clip."""
+        with torch.inference_mode():
+            return self._need_decoder().new_state(slots, self.device)
+
+    def decode_step(
+        self, codes: Tensor, state: DecoderState, active: Tensor | None = None
+    ) -> tuple[Tensor, DecoderState]:
+        """codes: int64 [S, K, F], K from 1 to `num_codebooks` -> float [S, 1, F * 1920]; as `encode_step` otherwise."""
+        with torch.inference_mode():
+            return self._need_decoder()(codes, state, active)[:, None], state
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """codes: integers [B, K, T], K from 1 to `num_codebooks` -> sound [B, 1, T * 1920] at 24 kHz.
+
+        Computed chunk by chunk: besides the sound itself, it takes the memory of a chunk. Raises ValueError.
+        """
+        if codes.dim() != 3 or not 1 <= codes.shape[1] <= self.num_codebooks:
+            raise ValueError(
+                f"codes: shape {list(codes.shape)} isn't [clips, 1 to {self.num_codebooks} codebooks, frames]"
+            )
+        if codes.is_floating_point() or codes.dtype == torch.bool:
+            raise ValueError(f"codes: {codes.dtype} isn't a type of integers")
+        codes = codes.to(self.device, torch.int64)
+        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
+            raise ValueError(
+                f"codes: {int(codes.min())} to {int(codes.max())} isn't within 0 to {self.config.codebook_size - 1}"
+            )
+        state = self.new_decoder_state(codes.shape[0])
+        sound = torch.empty(
+            codes.shape[0], 1, codes.shape[2] * self.config.frame_samples, dtype=self.dtype, device=self.device
+        )
+        for start in range(0, codes.shape[2], WHOLE_CHUNK_FRAMES):
+            chunk, _ = self.decode_step(codes[:, :, start : start + WHOLE_CHUNK_FRAMES], state)
+            place = start * self.config.frame_samples
+            sound[:, :, place : place + chunk.shape[2]] = chunk
+        return sound
+
+    def _need_decoder(self) -> Decoder:
+        with self._loading:
+            if self._decoder is None:
+                if self.info is None:
+                    raise ValueError("this Mimi was made without the decoder's tensors")
+                self._make_decoder(load_tensors(self.info, self.num_codebooks, encoder=False, decoder=True))
+            assert self._decoder is not None
+            return self._decoder
+
+    def _make_decoder(self, tensors: Mapping[str, Tensor]) -> None:
+        with torch.inference_mode():
+            entries = self._encoder.quantizer.entries
+            self._decoder = Decoder(_Exact(tensors, self.device), entries, self.config, self.dtype)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from mimi.config import MimiConfig
-from mimi.conv import RowConv, add_product, folded_taps, strided_taps
+from mimi.conv import RowConv, add_product, folded_taps, strided_taps, transposed_taps
 from mimi.layouts import seanet_indices
 from mimi.state import Workspace, keep
 
 Weights = Mapping[str, Tensor]
 Contexts = Mapping[str, Tensor]
-LOG2_E = 1.4426950408889634
 
 
 def elu_into(x: Tensor, out: Tensor) -> None:
@@ -99,3 +98,48 @@ class SeanetEncoder:
         rows = scratch.take("rows", slots, self.last.context + h.shape[1], self.last.in_width)
         with_context(rows, contexts["last"], h, active)
         return self.last(rows, h.new_empty(slots, h.shape[1], self.last.out_width))
+
+
+class SeanetDecoder:
+    """Latents to samples: [S, T, dimension] -> [S, T * hop]."""
+
+    def __init__(self, weights: Weights, config: MimiConfig, dtype: torch.dtype):
+        def stride_one(index: int) -> RowConv:
+            name = f"decoder.model.{index}.conv.conv"
+            return RowConv(strided_taps(weights[name + ".weight"], 1), weights[name + ".bias"], dtype)
+
+        self.first = stride_one(0)
+        self.ratios = config.ratios[::-1]
+        self.transposed, self.residuals = [], []
+        for stage, ratio in enumerate(self.ratios):
+            name = f"decoder.model.{3 * stage + 2}.convtr.convtr"
+            bias = weights[name + ".bias"].repeat(ratio)
+            self.transposed.append(RowConv(transposed_taps(weights[name + ".weight"], ratio), bias, dtype))
+            self.residuals.append(Residual(weights, f"decoder.model.{3 * stage + 3}", dtype))
+        self.last = stride_one(3 * len(self.ratios) + 2)
+
+    def context_shapes(self) -> dict[str, tuple[int, int]]:
+        """Context name -> (rows, width)."""
+        shapes = {"first": (self.first.context, self.first.in_width)}
+        for stage, (transposed, residual) in enumerate(zip(self.transposed, self.residuals, strict=True)):
+            shapes[f"transposed.{stage}"] = (transposed.context, transposed.in_width)
+            shapes[residual.name] = (residual.narrow.context, residual.narrow.in_width)
+        shapes["last"] = (self.last.context, self.last.in_width)
+        return shapes
+
+    def __call__(self, x: Tensor, contexts: Contexts, scratch: Workspace, active: Tensor | None) -> Tensor:
+        """x: [S, T, dimension] -> [S, T * hop]."""
+        slots = x.shape[0]
+        rows = torch.cat([contexts["first"], x], 1)
+        keep(contexts["first"], rows[:, rows.shape[1] - self.first.context :], active)
+        h = self.first(rows, scratch.take("h", slots, x.shape[1], self.first.out_width))
+        for stage, (transposed, residual) in enumerate(zip(self.transposed, self.residuals, strict=True)):
+            length = h.shape[1]
+            rows = scratch.take("rows", slots, transposed.context + length, transposed.in_width)
+            with_context(rows, contexts[f"transposed.{stage}"], h, active)
+            h = transposed(rows, scratch.take("h", slots, length, transposed.out_width))
+            h = h.view(slots, length * self.ratios[stage], -1)
+            residual(h, contexts, scratch, active)
+        rows = scratch.take("rows", slots, self.last.context + h.shape[1], self.last.in_width)
+        with_context(rows, contexts["last"], h, active)
+        return self.last(rows, h.new_empty(slots, h.shape[1], 1))[:, :, 0]
