@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from jobs.yaml_text import one_line
-from pipeline.errors import ConfigError, MimiJobsError, RunDirError
+from pipeline.errors import ConfigError, MimiJobsError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,14 +79,17 @@ def resume(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try the failed rows again.")] = False,
 ) -> None:
     """Carry on with a run; only what changes its speed may be overridden."""
-    from jobs.submission import check_run, nothing_left
-    from jobs.tables import outcome_line
+    from jobs.submission import check_run
 
     prepared = check_run(out, overrides or (), retry_failed=retry_failed)
     if prepared is not None:
         _run_job(prepared)
     else:
-        print(f"nothing left to do: {outcome_line(nothing_left(out))}", file=sys.stderr)
+        from jobs.status import status as read_status
+        from jobs.tables import numbers_line
+
+        result = read_status(out)
+        print(f"nothing left to do: {numbers_line(result, result.hours * 3600)}", file=sys.stderr)
 
 
 @app.command()
@@ -155,7 +158,7 @@ def _run_job(prepared: "Prepared") -> None:
     path = prepared.config.output.path
     try:
         outcome = start(prepared, console=sys.stderr)
-    except RunDirError as error:
+    except MimiJobsError as error:  # it had begun, so it isn't refused but unfinished
         _complain([str(error)])
         raise typer.Exit(UNFINISHED) from None
     print(outcome_line(outcome), file=sys.stderr)

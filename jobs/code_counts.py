@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported, where n
 
 FRAME_RATE = SAMPLE_RATE / FRAME_SAMPLES  # 12.5 a second
 MAX_KEYS_COMPARED = 20_000_000  # of which duplicates are looked for: beyond, memory would be gigabytes
+BASE = 0x9E3779B97F4A7C15  # of the hash of a row's codes: odd, and 5 modulo 8, so that its powers don't repeat
 CONSTANT_SHARE = 0.9  # of a clip's steps on which its first code stays as it was
 
 
@@ -25,6 +27,7 @@ class Tally:
 
     files: int = 0
     bytes: int = 0
+    code_bytes: int = 0  # of the codes alone
     rows: int = 0
     frames: int = 0
     seconds: float = 0.0
@@ -55,7 +58,7 @@ class Tally:
         starts, frames = starts[frames > 0], frames[frames > 0]
         if len(frames):
             self.constant_clips += _count_constant(batch.codes, starts, frames)
-            self.signatures.append(_signatures(batch.codes, starts, frames, k))
+            self.signatures.append(_signatures(batch.codes, starts, frames))
 
     def refuses(self, other: "Tally") -> str | None:
         """Why another file doesn't belong to the same set, if it doesn't."""
@@ -64,7 +67,7 @@ class Tally:
         return None
 
     def add(self, other: "Tally") -> None:
-        for name in ("files", "bytes", "rows", "frames", "seconds", "constant_clips"):
+        for name in ("files", "bytes", "code_bytes", "rows", "frames", "seconds", "constant_clips"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.num_codebooks = self.num_codebooks or other.num_codebooks
         self.counts = _grown_sum(self.counts, other.counts)
@@ -141,16 +144,27 @@ def _count_constant(codes: np.ndarray, starts: np.ndarray, frames: np.ndarray) -
     return int((changes <= (1 - CONSTANT_SHARE) * steps).sum())
 
 
-def _signatures(codes: np.ndarray, starts: np.ndarray, frames: np.ndarray, k: int) -> np.ndarray:
-    """uint64 [rows]: equal for equal codes; made of each codebook's sum, first and last code, and the length.
+def _signatures(codes: np.ndarray, starts: np.ndarray, frames: np.ndarray) -> np.ndarray:
+    """uint64 [rows]: a hash of each row's codes, so that equal rows have equal ones and others, in practice, don't.
 
-    Different clips would need the same sum in every codebook.
+    Each row as a polynomial in `BASE` modulo 2**64. All rows are summed in one pass, over powers that count from the
+    batch's start; the inverse power of where a row starts makes it independent of that.
     """
-    lists = starts[:, None] + frames[:, None] * np.arange(k)  # where each codebook of each row begins
-    sums = np.add.reduceat(codes, lists.ravel(), dtype=np.uint64).reshape(lists.shape)
-    mixed = frames.astype(np.uint64)
-    for parts in (sums, codes[lists], codes[lists + frames[:, None] - 1]):
-        for column in parts.astype(np.uint64).T:
-            mixed = (mixed ^ column) * np.uint64(0x9E3779B97F4A7C15)
-            mixed ^= mixed >> np.uint64(29)
-    return mixed
+    powers, inverses = _powers(1 << (len(codes) - 1).bit_length())
+    sums = np.add.reduceat(codes * powers[: len(codes)], starts) * inverses[starts]
+    return _mixed(sums + _mixed(frames.astype(np.uint64)))
+
+
+@lru_cache(maxsize=2)
+def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 [count] each: powers of `BASE` modulo 2**64 from the 0th, and their inverses."""
+    steps = (np.full(count, base, np.uint64) for base in (BASE, pow(BASE, -1, 1 << 64)))
+    powers, inverses = (np.cumprod(np.concatenate([[np.uint64(1)], step[1:]])) for step in steps)
+    return powers, inverses
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """uint64 spread over all bits (the finaliser of splitmix64, Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

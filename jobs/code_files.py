@@ -83,12 +83,20 @@ class CodeFile:
             raise CodeFileError(_why_unreadable(error)) from None
         shape.finish(self.column)
 
+    def code_bytes(self) -> int:
+        """Bytes that the codes alone take in the file."""
+        return sum(chunk.total_compressed_size for chunk in self._chunks())
+
     def _batch_rows(self) -> int:
         """Rows whose codes fill a batch, by the file's own counts."""
+        values = sum(chunk.num_values for chunk in self._chunks())
+        return max(1, min(65536, BATCH_CODES * self.parquet.metadata.num_rows // max(values, 1)))
+
+    def _chunks(self) -> Iterator[Any]:
+        """What the file says of its codes, a row group at a time."""
         meta = self.parquet.metadata
         leaf = next(i for i in range(meta.num_columns) if meta.schema.column(i).path.split(".")[0] == self.column)
-        values = sum(meta.row_group(g).column(leaf).num_values for g in range(meta.num_row_groups))
-        return max(1, min(65536, BATCH_CODES * meta.num_rows // max(values, 1)))
+        return (meta.row_group(group).column(leaf) for group in range(meta.num_row_groups))
 
 
 def _why_unreadable(error: Exception) -> str:

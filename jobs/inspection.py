@@ -73,9 +73,10 @@ class Inspection:
     hours: float = 0.0
     frames: int = 0
     num_codebooks: int = 0
-    bytes: int = 0
-    bits_per_second: float = 0.0  # stored, of audio
-    bits_per_code: float = 0.0  # stored
+    bytes: int = 0  # of the files
+    code_bytes: int = 0  # of the codes alone, as stored
+    bits_per_second: float = 0.0  # of stored codes, a second of frames
+    bits_per_code: float = 0.0
     lengths: Lengths | None = None
     sample_rates: dict[int, int] = field(default_factory=dict)  # Hz -> rows
     channels: dict[int, int] = field(default_factory=dict)  # of the source -> rows
@@ -128,7 +129,7 @@ def _tally_file(found: CodeFiles, name: str) -> "Tally | str":
     """What is in one file, or what is wrong with it."""
     try:
         file = CodeFile.open(name, found.fs)
-        tally = Tally(files=1, bytes=file.num_bytes, metadata=_own_metadata(file))
+        tally = Tally(files=1, bytes=file.num_bytes, code_bytes=file.code_bytes(), metadata=_own_metadata(file))
         for batch in file.batches(OTHER_COLUMNS):
             tally.count(batch)
     except CodeFileError as error:
@@ -141,11 +142,12 @@ def _tally_file(found: CodeFiles, name: str) -> "Tally | str":
 
 def _fill(result: Inspection, tally: Tally) -> None:
     result.files, result.rows, result.frames, result.bytes = tally.files, tally.rows, tally.frames, tally.bytes
+    result.code_bytes = tally.code_bytes
     result.num_codebooks, result.constant_clips = tally.num_codebooks, tally.constant_clips
     result.hours = tally.seconds / 3600
     if tally.frames:
-        result.bits_per_second = tally.bytes * 8 / (tally.frames / FRAME_RATE)
-        result.bits_per_code = tally.bytes * 8 / (tally.frames * tally.num_codebooks)
+        result.bits_per_second = tally.code_bytes * 8 / (tally.frames / FRAME_RATE)
+        result.bits_per_code = tally.code_bytes * 8 / (tally.frames * tally.num_codebooks)
         result.lengths = _lengths(tally.lengths)
         result.codebooks = _codebook_use(tally.counts, tally.num_codebooks)
     result.sample_rates = dict(tally.sample_rates.most_common())

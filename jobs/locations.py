@@ -47,9 +47,19 @@ def find_code_files(path: str, storage_options: dict[str, Any] | None = None) ->
             _list_run(found, storage_options or {})
         else:
             _list_folder(found)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, *_store_errors(path, storage_options)) as error:
         raise RunDirError(f"{path}: can't be looked into ({' '.join(str(error).split())[:300]})") from None
     return found
+
+
+def _store_errors(path: str, storage_options: dict[str, Any] | None) -> tuple[type[Exception], ...]:
+    """What the libraries below fsspec raise for this store without making an OSError of it."""
+    from pipeline.storage import Storage
+
+    try:
+        return Storage.at(path, storage_options).failures
+    except RunDirError:  # a place where no run can be kept, which may be looked into all the same
+        return ()
 
 
 def _list_folder(found: CodeFiles) -> None:

@@ -42,7 +42,7 @@ def print_inspection(result: "Inspection", console: Console) -> None:
     facts.add_row("frames", f"{result.frames:,} of {result.num_codebooks} codebooks")
     if result.frames:
         stored = f"{result.bits_per_second:,.0f} bits a second, {result.bits_per_code:.2f} bits a code"
-        facts.add_row("stored", f"{bytes_text(result.bytes)}: {stored}")
+        facts.add_row("stored", f"{bytes_text(result.bytes)}; codes {bytes_text(result.code_bytes)}: {stored}")
     if result.lengths:
         lengths = result.lengths
         bars = [clips for _, _, clips in lengths.histogram]
@@ -74,10 +74,15 @@ def print_inspection(result: "Inspection", console: Console) -> None:
 
 def outcome_line(outcome: "RunOutcome") -> str:
     """How a run ended, in numbers."""
-    skipped = f", {outcome.skipped:,} skipped" if outcome.skipped else ""
-    rows = f"{outcome.rows:,} rows: {outcome.encoded:,} encoded, {outcome.failed:,} failed{skipped}"
     took = f" in {duration_text(outcome.seconds)}" if outcome.seconds else ""
-    return f"{rows}; {outcome.frames:,} frames, {duration_text(outcome.audio_seconds)} of audio{took}"
+    return numbers_line(outcome, outcome.audio_seconds) + took
+
+
+def numbers_line(counts: "RunOutcome | Status", audio_seconds: float) -> str:
+    """Rows, frames and audio of a run."""
+    skipped = f", {counts.skipped:,} skipped" if counts.skipped else ""
+    rows = f"{counts.rows:,} rows: {counts.encoded:,} encoded, {counts.failed:,} failed{skipped}"
+    return f"{rows}; {counts.frames:,} frames, {duration_text(audio_seconds)} of audio"
 
 
 def print_clip(clip: "ClipView", console: Console) -> None:

@@ -26,11 +26,14 @@ def finished_run(job_file):
     return run.storage.root
 
 
-def test_help_lists_the_commands_and_only_those(capsys):
+def test_help_lists_commands_that_exist(capsys):
     assert command("--help") == 0
     shown = capsys.readouterr().out
     listed = [line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if line.strip()]
-    assert listed == ["check", "submit", "resume", "status", "inspect"]
+    assert {"check", "submit", "resume", "status", "inspect"} <= set(listed)
+    for name in listed:
+        assert command(name, "--help") == 0
+        assert capsys.readouterr().out.startswith(f"Usage: mimi-jobs {name} ")
     assert command() == 0 and capsys.readouterr().out == shown
 
 
@@ -141,6 +144,19 @@ def test_what_a_submission_hands_to_the_driver(job_file, tmp_path, monkeypatch):
     assert first.weights_sha256 == first.run.manifest["weights"]["sha256"]
     assert (first.retry_failed, second.retry_failed) == (False, True)
     assert (second.model.num_codebooks, second.model.slots, second.max_failed) == (4, 2, 0.5)
+
+
+def test_resume_of_a_finished_run_imports_no_ray(finished_run):
+    code = f"""
+import sys
+from jobs.cli import main
+try:
+    main(["resume", {finished_run!r}])
+except SystemExit as end:
+    print(end.code, [name for name in ("ray", "torch", "datasets") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "0 []"
 
 
 def test_resume_of_a_finished_run_does_nothing_and_says_so(finished_run, capsys):

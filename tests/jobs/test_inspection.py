@@ -5,6 +5,7 @@ from collections import Counter
 from math import log2
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -111,7 +112,10 @@ def test_columns_beside_the_codes_are_summed_up(tmp_path):
     assert result.sample_rates == {16000: 2, 44100: 1}
     assert result.channels == {1: 1, 2: 3}
     assert (result.duplicate_keys, result.duplicate_key_example) == (1, "a")
-    assert result.bits_per_second == pytest.approx(path.stat().st_size * 8 / (40 / 12.5))
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    assert (result.bytes, result.code_bytes) == (path.stat().st_size, chunk.total_compressed_size)
+    assert result.bits_per_second == pytest.approx(chunk.total_compressed_size * 8 / (40 / 12.5))
+    assert result.bits_per_code == pytest.approx(chunk.total_compressed_size * 8 / (40 * 2))
 
 
 def test_channels_of_one_recording_are_no_duplicate_keys(tmp_path):
@@ -215,6 +219,20 @@ def test_an_empty_folder_is_one_line(tmp_path):
     assert inspect(str(tmp_path)).problems == [f"{tmp_path}: no parquet file in this folder"]
 
 
+def test_a_folder_of_any_filesystem_is_read():
+    fs = fsspec.filesystem("memory")
+    table = pa.table({"codes": pa.array([codes(2, 6).tolist()], pa.list_(pa.list_(pa.uint16())))})
+    try:
+        with fs.open("/inspected/a/x.parquet", "wb") as file:
+            pq.write_table(table, file)
+        fs.pipe("/inspected/y.parquet", b"nothing")
+        result = inspect("memory://inspected")
+    finally:
+        fs.rm("/inspected", recursive=True)
+    assert (result.files, result.frames) == (1, 6)
+    assert result.problems == ["memory://inspected/y.parquet: not a parquet file, or cut short"]
+
+
 def test_nothing_there_is_an_error_naming_the_path(tmp_path):
     with pytest.raises(RunDirError, match="no such file or folder"):
         inspect(str(tmp_path / "gone"))
@@ -281,8 +299,9 @@ def test_the_json_has_the_documented_names(tmp_path):
     path = write(tmp_path / "x.parquet", [codes(2, 10)])
     facts = json.loads(inspect(str(path)).to_json())
     assert set(facts) == {
-        "version", "path", "files", "problems", "rows", "hours", "frames", "num_codebooks", "bytes", "bits_per_second",
-        "bits_per_code", "lengths", "sample_rates", "channels", "codebooks", "constant_clips", "duplicate_keys",
+        "version", "path", "files", "problems", "rows", "hours", "frames", "num_codebooks", "bytes", "code_bytes",
+        "bits_per_second", "bits_per_code", "lengths", "sample_rates", "channels", "codebooks", "constant_clips",
+        "duplicate_keys",
         "duplicate_key_example", "duplicate_codes", "failures", "skipped", "weights", "random_weights",
         "weights_sha256", "precision", "fingerprint", "unfinished_shards",
     }  # fmt: skip

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
+import jobs
 from jobs.config import SECTIONS, JobConfig
 from jobs.job_file import MAX_FILE_BYTES, Job, build_job, read_job
 from pipeline.errors import ConfigError
@@ -298,3 +300,11 @@ def test_load_returns_the_config_or_raises_every_problem(tmp_path):
     with pytest.raises(ConfigError) as raised:
         JobConfig.load(path, ["model.kv_repeat=2", "model.slots=no"])
     assert len(raised.value.problems) == 2
+
+
+def test_a_job_can_be_made_in_python():
+    config = JobConfig.model_validate({**MINIMAL, "model": {"num_codebooks": 4}})
+    assert config.model_dump() == build_job(Job("job.yaml"), config.written()).require().model_dump()
+    assert jobs.JobConfig is JobConfig
+    with pytest.raises(ValidationError, match="kv_repeat"):
+        JobConfig.model_validate({**MINIMAL, "model": {"kv_repeat": 2}})
