@@ -1,4 +1,4 @@
-"""A run directory in a folder of a local or network file system: temporary names, fsync, rename, fsync of the folder."""
+"""A run directory in a folder of a local or network file system: temporary names, fsync, rename."""
 
 import errno
 import os
@@ -78,7 +78,7 @@ class LocalStorage(Storage):
                         continue
                     version = f"{stat.st_mtime_ns}-{stat.st_ino}"
                     found.append(Entry(entry.name, stat.st_size, version, entry.is_dir()))
-            return sorted(found, key=lambda entry: entry.name)
+            return sorted(found)
 
         try:
             return self.attempt("list", name, scan)

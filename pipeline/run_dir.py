@@ -17,7 +17,8 @@ import pyarrow as pa
 from pipeline.card import card
 from pipeline.errors import RunDirError
 from pipeline.lock import Lock
-from pipeline.marker import Marker, marker_name, read_markers, write_index
+from pipeline.marker import Marker, marker_name
+from pipeline.marker_index import read_markers, write_index
 from pipeline.merge import write_parquet
 from pipeline.parts import state_folder
 from pipeline.plan import Plan

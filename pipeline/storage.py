@@ -1,4 +1,4 @@
-"""Where a run directory lies, behind a few verbs: a folder (`local_storage.py`) or an object store (`object_storage.py`).
+"""Where a run directory lies, behind a few verbs: `local_storage.py` is a folder, `object_storage.py` a bucket.
 
 Every write is whole or absent, and durable when it returns. What the files mean is left to `run_dir.py`, `writer.py`.
 """
@@ -12,9 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pipeline.errors import RunDirError
 
@@ -40,8 +39,7 @@ TRANSIENT = frozenset(  # what a network file system says while its server is aw
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):  # a tuple because a listing may have 100,000
     """One name in a folder. `version` differs whenever the content was written anew."""
 
     name: str
