@@ -121,7 +121,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def is_bytes_and_path(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and {child.name for child in kind} == {"bytes", "path"}
+    return pa.types.is_struct(kind) and {child.name for child in kind} in ({"bytes", "path"}, {"path"})
 
 
 def can_be_audio(kind: pa.DataType) -> bool:

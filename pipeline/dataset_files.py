@@ -109,9 +109,11 @@ def stat_file(url: str) -> SourceFile:
     from fsspec.core import url_to_fs
 
     filesystem, path = url_to_fs(url)
-    filesystem.invalidate_cache(path)
+    pinned = PINNED_URL.match(url) is not None
+    if not pinned:
+        filesystem.invalidate_cache(path)
     info = filesystem.info(path)
-    return SourceFile(url, info.get("size"), None if PINNED_URL.match(url) else version_of(info))
+    return SourceFile(url, info.get("size"), None if pinned else version_of(info))
 
 
 def stat_files(urls: list[str]) -> list[SourceFile]:

@@ -18,6 +18,7 @@ BUILDERS = {  # ending -> builder
     **dict.fromkeys(words("parquet geoparquet gpq"), "parquet"),
     "arrow": "arrow",
     "tar": "webdataset",
+    "zip": "zip",
     **dict.fromkeys(words("json jsonl ndjson"), "json"),
     **dict.fromkeys(words("csv tsv"), "csv"),
     **dict.fromkeys(AUDIO | VIDEO, "audiofolder"),

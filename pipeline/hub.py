@@ -8,7 +8,7 @@ import re
 import tempfile
 from typing import Any
 
-from pipeline.dataset_files import describe, is_url, stat_files
+from pipeline.dataset_files import describe, is_url, list_files, stat_files
 from pipeline.errors import SourceError
 from pipeline.records import SourceFile
 from pipeline.spec import InputSpec
@@ -65,13 +65,20 @@ def by_datasets(
     name = type(builder).__module__.rsplit(".", 1)[-1]
     if not any(files.values()):
         raise SourceError(f"input: datasets finds no files for {path}")
-    return name, {split: _ordered(urls) for split, urls in files.items()}, features
+    known = _listed(path, revision) if revision is not None else {}
+    return name, {split: _with_sizes(urls, known) for split, urls in files.items()}, features
 
 
-def _ordered(urls: list[str]) -> list[SourceFile]:
-    """In the order given, each once, those of one place sorted as they came."""
+def _listed(dataset: str, commit: str) -> dict[str, SourceFile]:
+    """The files of a hub dataset by URL: one listing, where asking for each would be a request a file."""
+    return {file.url: file for file in list_files(f"{HUB_PREFIX}{dataset}@{commit}")}
+
+
+def _with_sizes(urls: list[str], known: dict[str, SourceFile]) -> list[SourceFile]:
+    """In the order given, each once."""
     unique = list(dict.fromkeys(url if is_url(url) else os.path.abspath(url) for url in urls))
-    return stat_files(unique)
+    asked = iter(stat_files([url for url in unique if url not in known]))
+    return [known[url] if url in known else next(asked) for url in unique]
 
 
 def folder_of(files: list[SourceFile]) -> str:

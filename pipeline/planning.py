@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.dataset_files import in_threads, is_url
-from pipeline.formats import arrow, folder, manifest, parquet, webdataset
+from pipeline.formats import archive, arrow, folder, manifest, parquet, webdataset
 from pipeline.places import Place
 from pipeline.records import Shard, SourceFile
 
@@ -241,7 +241,7 @@ class Layout:
 
     @property
     def _module(self) -> Any:
-        return {"parquet": parquet, "arrow": arrow, "webdataset": webdataset}[self._builder]
+        return {"parquet": parquet, "arrow": arrow, "webdataset": webdataset, "zip": archive}[self._builder]
 
     def _split(self, file: SourceFile) -> list[Part]:
         """A huge file in parts; whole where that would mean to read it from afar."""

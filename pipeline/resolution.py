@@ -21,8 +21,8 @@ from pipeline.hub import HUB_PREFIX, by_datasets, folder_of, hub_commit
 from pipeline.records import SourceFile
 from pipeline.spec import InputSpec
 
-PREFERRED = ("parquet", "arrow", "audiofolder", "webdataset", "json", "csv", "other")  # of equally frequent ones
-NAMED_BUILDERS = frozenset({*BUILDERS.values(), "videofolder"} - {"other"})
+PREFERRED = ("parquet", "arrow", "audiofolder", "webdataset", "zip", "json", "csv", "other")  # of equally frequent ones
+NAMED_BUILDERS = frozenset({*BUILDERS.values(), "videofolder"} - {"other", "zip"})
 IGNORED_NAMES = frozenset(
     words("README.md config.json dataset_info.json dataset_infos.json dummy_data.zip dataset_dict.json state.json")
 )
@@ -97,7 +97,7 @@ def _locate(spec: InputSpec) -> Resolved:
         if spec.data_files is not None:
             return _by_datasets(spec, os.getcwd())
         return _folder(_absolute(spec.data_dir or ""), path)
-    if is_url(path) and not path.startswith("hf://"):
+    if is_url(path) and not path.startswith(HUB_PREFIX):
         return _remote(spec, path)
     if os.path.isfile(path):
         return _single_file(_absolute(path))
@@ -199,7 +199,9 @@ def _folder(root: str, builder: str | None = None) -> Resolved:
     names = [
         posixpath.relpath(file.url, root) if not is_url(root) else file.url[len(root) :].lstrip("/") for file in files
     ]
-    builder = "audiofolder" if builder == "videofolder" else builder or infer_builder(names, root)
+    if builder is None or builder in ("audiofolder", "videofolder"):
+        inferred = infer_builder(names, root)
+        builder = inferred if builder is None or inferred == "zip" else "audiofolder"
     mine = [i for i, name in enumerate(names) if belongs(name, builder)]
     if not mine:
         raise SourceError(f"input.path: {root} has no file for the builder {builder}")
@@ -301,6 +303,8 @@ def _checked(
     builder: str, root: str, splits: dict[str, list[SourceFile]], commit: str | None, features: dict[str, Any]
 ) -> Resolved:
     builder = {"videofolder": "audiofolder"}.get(builder, builder)
+    if builder == "audiofolder" and all(ending(file.url) == "zip" for files in splits.values() for file in files):
+        return Resolved("zip", root, splits, revision=commit)
     if builder not in NAMED_BUILDERS:
         raise SourceError(f"input: the dataset is read by the builder {builder}, which holds no audio that is known of")
     return Resolved(builder, root, splits, revision=commit, features=features)

@@ -20,7 +20,7 @@ from pipeline import planning
 from pipeline.columns import Columns, Survey, choose_columns
 from pipeline.dataset_files import change_of, changed_files
 from pipeline.errors import SourceError
-from pipeline.formats import arrow, folder, manifest, parquet, webdataset
+from pipeline.formats import archive, arrow, folder, manifest, parquet, webdataset
 from pipeline.formats.pieces import Found, Lost, Piece, Skipped
 from pipeline.places import Place
 from pipeline.records import FailedRow, Row, Shard, SourceFile
@@ -34,6 +34,7 @@ READERS: dict[str, Callable[..., Generator[Piece, None, None]]] = {
     "arrow": arrow.read,
     "webdataset": webdataset.read,
     "audiofolder": folder.read,
+    "zip": archive.read,
     "json": manifest.read,
     "csv": manifest.read,
 }
@@ -202,7 +203,7 @@ def open_source(spec: InputSpec) -> Source:
     survey = _survey(resolved, files, spec.id_column)
     survey = replace(survey, features={**survey.features, **resolved.features})
     asked = spec.audio_column
-    if resolved.builder == "audiofolder" and asked == folder.AUDIO:
+    if resolved.builder in ("audiofolder", "zip") and asked == folder.AUDIO:
         asked = None  # the name that `datasets` gives it, whatever the metadata calls it
     columns, how = choose_columns(survey, asked, spec.id_column, spec.keep_columns)
     options = {**survey.options, "named": asked is not None}
@@ -219,6 +220,8 @@ def _survey(resolved: Resolved, files: list[SourceFile], id_column: str | None) 
             return arrow.survey(files)
         case "webdataset":
             return webdataset.survey(files)
+        case "zip":
+            return archive.survey(files)
         case "audiofolder":
             return folder.survey(files, resolved.root, id_column)
         case kind:

@@ -23,14 +23,23 @@ ERRORS = (pa.ArrowException, OSError, ValueError)
 
 
 def _open(stream: SourceStream) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The columns and the batches, each with buffers of the lengths that it declares. One of ERRORS if damaged."""
     head = stream.read(len(MAGIC))
     stream.seek(0)
     source = stream if is_url(stream.url) else pa.memory_map(stream.url)
     if head == MAGIC:
         reader = pa.ipc.open_file(source)
-        return reader.schema, (reader.get_batch(i) for i in range(reader.num_record_batches))
+        reader.schema.names  # noqa: B018 - raises where a name isn't UTF-8
+        return reader.schema, _checked(reader.get_batch(i) for i in range(reader.num_record_batches))
     stream_reader = pa.ipc.open_stream(source)
-    return stream_reader.schema, iter(stream_reader)
+    stream_reader.schema.names  # noqa: B018 - as above
+    return stream_reader.schema, _checked(iter(stream_reader))
+
+
+def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        batch.validate()
+        yield batch
 
 
 def survey(files: list[SourceFile]) -> Survey:
@@ -58,7 +67,11 @@ def _schema(url: str) -> pa.Schema | str:
 def _first_batch(url: str) -> pa.RecordBatch | None:
     with open_file(url) as stream:
         try:
-            return next((batch for batch in _open(stream)[1] if batch.num_rows), None)
+            batch = next((batch for batch in _open(stream)[1] if batch.num_rows), None)
+            if batch is not None:
+                batch = batch.slice(0, SAMPLE_ROWS)
+                batch.validate(full=True)
+            return batch
         except ERRORS:
             stream.check()
             return None
@@ -69,13 +82,13 @@ def _samples(url: str) -> dict[str, list[str]]:
     if batch is None:
         return {}
     names = [f.name for f in batch.schema if f.name in AUDIO_NAMES and str(f.type).endswith("string")]
-    return {name: [v for v in batch.column(name).slice(0, SAMPLE_ROWS).to_pylist() if v] for name in names}
+    return {name: [v for v in batch.column(name).to_pylist() if v] for name in names if names.count(name) == 1}
 
 
 def holds_sound(file: SourceFile, column: str) -> bool:
     """Whether the first rows hold the audio itself, and not its path."""
     batch = _first_batch(file.url)
-    values = batch.column(column).slice(0, SAMPLE_ROWS).to_pylist() if batch is not None else []
+    values = batch.column(column).to_pylist() if batch is not None else []
     return not values or any(isinstance(v, bytes) or (isinstance(v, dict) and v.get("bytes")) for v in values)
 
 
@@ -113,8 +126,18 @@ def read(
                     yield Skipped(passed)
                 wanted = batch.select(names)
                 for start in range(passed, batch.num_rows, BATCH_ROWS):
-                    yield from found_rows(wanted.slice(start, BATCH_ROWS), columns, place, place.root, file.url)
+                    yield from _rows(wanted.slice(start, BATCH_ROWS), columns, place, file.url)
         except ERRORS as error:
             stream.check()
             message = f"the rest of {file.url} after {done} rows is lost: {describe(error)}"
             yield Lost(1, message) if done >= skip else Skipped(1)
+
+
+def _rows(batch: pa.RecordBatch, columns: Columns, place: Place, url: str) -> Iterator[Piece]:
+    """The rows of a batch, once its offsets are known to lie within it: Arrow itself trusts them."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        yield Lost(batch.num_rows, f"{batch.num_rows} rows of {url} are lost: {describe(error)}")
+        return
+    yield from found_rows(batch, columns, place, place.root, url)

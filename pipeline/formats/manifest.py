@@ -55,7 +55,9 @@ def load(file: SourceFile, kind: str, text_columns: tuple[str, ...] = ()) -> Man
 
 
 def _load_csv(stream: SourceStream, separator: str, text_columns: tuple[str, ...]) -> Manifest:
-    data = pa.py_buffer(stream.read())
+    text = stream.read()
+    text.decode("utf-8")  # the parser's own complaint about a wrong line would be lost
+    data = pa.py_buffer(text)
     bad: dict[int, str] = {}
 
     def note(row: Any) -> str:

@@ -23,10 +23,21 @@ BATCH_BYTES = 8 << 20  # aimed at, of what is read at once
 BATCH_ROWS = 256
 PAGE_BUFFER = 1 << 20  # column chunks are read through a buffer, not whole
 SAMPLE_ROWS = 8
+PATH_BYTES = 64  # a row whose column of sound takes no more has its sound elsewhere
+ROWS_PER_BYTE = 8  # beyond this a footer is damaged: a null alone is a bit
+FAILED_ROWS = 100_000  # of one damaged row group; more are told as one
 
 
 def open_parquet(stream: SourceStream) -> pq.ParquetFile:
-    return pq.ParquetFile(stream, buffer_size=PAGE_BUFFER, pre_buffer=False)
+    """ValueError, OSError or ArrowException where the footer is damaged, be it only that it claims an absurd size."""
+    size = stream.seek(0, 2)
+    stream.seek(0)
+    file = pq.ParquetFile(stream, buffer_size=PAGE_BUFFER, pre_buffer=False)
+    file.schema_arrow.names  # noqa: B018 - raises where a name isn't UTF-8
+    rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+    if min(rows, default=0) < 0 or sum(rows) > ROWS_PER_BYTE * size:
+        raise ValueError(f"its footer declares {sum(rows)} rows in {size} bytes")
+    return file
 
 
 def footer(url: str) -> tuple[pq.FileMetaData, pa.Schema] | str:
@@ -97,12 +108,16 @@ def holds_sound(file: SourceFile, column: str) -> bool:
     if pa.types.is_string(schema.field(column).type) or pa.types.is_large_string(schema.field(column).type):
         return False
     group = max((meta.row_group(i) for i in range(meta.num_row_groups)), key=lambda group: group.num_rows)
-    sizes = [group.column(i).total_uncompressed_size for i in range(group.num_columns) if _is_sound(group, i, column)]
-    return sum(sizes) > 64 * group.num_rows
+    try:
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        sizes = [chunk.total_uncompressed_size for chunk in chunks if _is_sound(chunk, column)]
+    except UnicodeDecodeError:  # a damaged footer, which reading will tell of
+        return True
+    return sum(sizes) > PATH_BYTES * group.num_rows
 
 
-def _is_sound(group: Any, index: int, column: str) -> bool:
-    return group.column(index).path_in_schema in (column, f"{column}.bytes")
+def _is_sound(chunk: Any, column: str) -> bool:
+    return chunk.path_in_schema in (column, f"{column}.bytes")
 
 
 def count(file: SourceFile, at_most: int | None = None) -> int | None:
@@ -197,5 +212,9 @@ def _lost(url: str, number: int, done: int, rows: int, skip: int, why: str) -> I
     if passed:
         yield Skipped(passed)
     message = f"rows {done} to {rows - 1} of row group {number} of {url} are lost: {why}"
-    if rows - done - passed:
-        yield Lost(rows - done - passed, message)
+    left = rows - done - passed
+    if left > FAILED_ROWS:
+        yield Lost(1, message)
+        yield Skipped(left - 1)
+    elif left:
+        yield Lost(left, message)

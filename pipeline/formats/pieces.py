@@ -73,6 +73,8 @@ def _audio_value(value: pa.Scalar) -> tuple[bytes | None, str | None]:
         fields = {field.name for field in value.type}
         data = value["bytes"].as_py() if "bytes" in fields else None
         path = value["path"].as_py() if "path" in fields else None
+        if isinstance(data, str):
+            raise TypeError("the audio's bytes are text")
         return data, path
     content = value.as_py()
     return (None, content) if isinstance(content, str) else (bytes(content), None)

@@ -1,6 +1,8 @@
 """Folders of recordings, and tables that point at them."""
 
 import json
+import random
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -176,3 +178,44 @@ def test_a_table_of_tabs_is_read(tmp_path: Path):
 def test_a_manifest_that_is_no_table_is_refused(tmp_path: Path):
     with pytest.raises(SourceError, match=r"m\.jsonl: isn't a table that can be read"):
         source(manifest(tmp_path, ["nonsense"], "m.jsonl"))
+
+
+def write_zip(path: Path, names: list[str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+        for i, name in enumerate(names):
+            out.writestr(name, random.Random(i).randbytes(300))
+    return path
+
+
+def test_the_recordings_in_zip_archives_are_rows(tmp_path: Path):
+    write_zip(tmp_path / "a.zip", ["b/2.wav", "b/1.mp3", "__MACOSX/b/._1.mp3", "notes.txt"])
+    write_zip(tmp_path / "b.zip", ["3.flac"])
+    for src in (source(tmp_path), source("audiofolder", data_files=str(tmp_path / "*.zip"))):
+        assert [row.key for row in good_rows(src)] == ["b/1.mp3", "b/2.wav", "3.flac"]
+        assert audio_bytes(good_rows(src)[0]) == random.Random(1).randbytes(300)
+        starts_anywhere(src, src.plan()[0])
+
+
+def test_a_damaged_member_of_an_archive_fails_alone(tmp_path: Path):
+    path = write_zip(tmp_path / "a.zip", ["1.wav", "2.wav", "3.wav"])
+    data = bytearray(path.read_bytes())
+    place = data.index(b"2.wav") + 20
+    data[place : place + 50] = bytes(50)
+    path.write_bytes(data)
+    rows = rows_of(source(tmp_path))
+    assert [isinstance(row, Row) for row in rows] == [True, False, True]
+    assert rows[1].key == "2.wav"
+
+
+def test_an_archive_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.formats.archive.LARGE_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("1.wav", bytes(20 << 20))
+    (row,) = rows_of(source(tmp_path))
+    assert isinstance(row, FailedRow)
+    assert "claims 20971520 bytes" in row.message
+
+
+def test_audio_of_json_may_be_an_object_with_a_path(tmp_path: Path):
+    path = manifest(tmp_path, [json.dumps({"sound": {"path": "audio/1.wav"}, "n": 1})])
+    assert audio_bytes(good_rows(source(path))[0]) == sound(0)
