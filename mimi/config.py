@@ -58,6 +58,7 @@ class MimiConfig:
         return -(-(self.context - 1) // 8) * 8
 
 
+_PUBLISHED = MimiConfig()
 # transformers' name -> ours, where a checkpoint may choose its own size
 _SIZES = {
     "sampling_rate": "sample_rate",
@@ -124,7 +125,7 @@ def kv_repeat_of(raw: Mapping[str, Any], where: str) -> int:
             found.append(("kv_repeat", _positive(section["kv_repeat"], "kv_repeat", where)))
         heads, kv_heads = section.get("num_attention_heads"), section.get("num_key_value_heads")
         if kv_heads is not None:
-            heads = _positive(MimiConfig.num_heads if heads is None else heads, "num_attention_heads", where)
+            heads = _positive(_PUBLISHED.num_heads if heads is None else heads, "num_attention_heads", where)
             kv_heads = _positive(kv_heads, "num_key_value_heads", where)
             if heads % kv_heads:
                 raise CheckpointError(
@@ -198,7 +199,7 @@ def _checked(config: MimiConfig, where: str) -> MimiConfig:
 def _ratios(value: Any, where: str) -> tuple[int, ...]:
     """Configs list the ratios in decoding order; ours is the encoder's."""
     if value is None:
-        return MimiConfig.ratios
+        return _PUBLISHED.ratios
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= 16:
         raise CheckpointError(f"upsampling_ratios: {where} says {value!r}, which isn't a list of strides")
     return tuple(_positive(ratio, "upsampling_ratios", where) for ratio in reversed(value))

@@ -5,7 +5,7 @@ The codes of a clip are the same function of its samples whatever the chunk, the
 
 from collections.abc import Iterator, Mapping
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,12 @@ from mimi.decoder import Decoder
 from mimi.encoder import Encoder
 from mimi.errors import CheckpointError
 from mimi.layouts import decoder_shapes
-from mimi.state import DecoderState, EncoderState
+from mimi.quantizer import Quantizer
+from mimi.state import DecoderState, EncoderState, StreamState
 
 WHOLE_CHUNK_FRAMES = 50  # of `encode` and `decode`: long enough for full-speed products
+
+State = TypeVar("State", bound=StreamState)
 
 
 class Step(NamedTuple):
@@ -92,12 +95,17 @@ class Mimi:
         tensors = load_tensors(info, count, decoder=decoder)
         return cls(info.config, tensors, num_codebooks=count, device=device, dtype=dtype, info=info)
 
+    @property
+    def quantizer(self) -> Quantizer:
+        """Codebooks and projections of the encoder."""
+        return self._encoder.quantizer
+
     def new_state(self, slots: int) -> EncoderState:
         """State of `slots` slots, each at the start of a clip."""
         with torch.inference_mode():
             return self._encoder.new_state(slots, self.device)
 
-    def reset_slots(self, state: EncoderState, mask: Tensor) -> EncoderState:
+    def reset_slots(self, state: State, mask: Tensor) -> State:
         """Put the slots of `mask` (bool [S]) at the start of a clip, in place; the others aren't touched."""
         with torch.inference_mode():
             state.reset(mask)
