@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline.errors import AudioError, ConfigError, SourceError
-from pipeline.records import SAMPLE_RATE, FailedRow, Row
+from pipeline.records import FailedRow, Row
 
 if TYPE_CHECKING:
     from pipeline.run_dir import RunDir
@@ -75,12 +75,10 @@ class Originals:
         """Samples [start, stop) at 24 kHz, as many of them as there are: float32 [n]."""
         pieces, place = [np.zeros(0, np.float32)], 0
         for block in self.blocks(row, channel):
-            pieces.append(block[max(0, start - place) : None if stop is None else max(0, stop - place)].copy())
+            wanted = block[max(0, start - place) : None if stop is None else max(0, stop - place)]
+            if len(wanted):
+                pieces.append(wanted.copy())
             place += len(block)
             if stop is not None and place >= stop:
                 break
         return np.concatenate(pieces)
-
-
-def seconds_of(samples: int) -> float:
-    return samples / SAMPLE_RATE

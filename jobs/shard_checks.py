@@ -137,6 +137,8 @@ def _check_batches(file: CodeFile, run: RunDir, marker: Marker, found: _Found) -
         missing = [name for name in PLACES if name not in batch.others.schema.names]
         if missing:
             raise _Wrong(f"has no column {', '.join(missing)}")
+        if len(batch.frames) != batch.others.num_rows:  # not [K][T]: what it is instead is said at the file's end
+            continue
         columns = {name: _numbers(batch.others, name) for name in PLACES}
         if len(batch.frames) and wanted_k is not None and batch.num_codebooks != wanted_k:
             lines.setdefault("k", f"has {batch.num_codebooks} codebooks, the job asks for {wanted_k}")

@@ -1,12 +1,12 @@
 """Whether a run is what it says: every file against its marker, and some rows encoded again from their source.
 
-`shard_checks.py` looks into a shard, `reencoding.py` encodes again; here shards and rows are chosen and a verdict found.
+`shard_checks.py` looks into a shard, `reencoding.py` encodes again; here rows are drawn and a verdict found.
 """
 
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from jobs.shard_checks import ShardReport, check_shard
-from pipeline.errors import MimiJobsError, RunDirError
+from pipeline.errors import MimiJobsError
 from pipeline.schema import FOLDERS
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def verify(
         _add(result, marker, report)
     result.problems += _strays(run, markers)
     if sample > 0:
-        _encode_again(result, run, markers, sample, random.Random(seed))
+        _encode_again(result, run, markers, _draw(markers, sample, random.Random(seed)), storage_options)
     return result
 
 
@@ -157,38 +157,41 @@ def _add(result: Verification, marker: "Marker", report: ShardReport) -> None:
         setattr(result, name, getattr(result, name) + getattr(marker, name))
 
 
-def _strays(run: "RunDir", markers: "Iterable[int] | dict[int, Marker]") -> list[str]:
+def _strays(run: "RunDir", markers: "dict[int, Marker]") -> list[str]:
     """Files that readers of the folders would take for the run's, and that no marker names."""
-    assert isinstance(markers, dict)
     known = {file.path for marker in markers.values() for file in marker.files}
     lines = []
     for folder in FOLDERS:
         for entry in run.storage.list(folder):
             name = f"{folder}/{entry.name}"
-            if name not in known and not (markers == {} and name.endswith("-00000-of-00000.parquet")):
+            placeholder = not markers and name.endswith("-00000-of-00000.parquet")  # of a run without shards
+            if name not in known and not placeholder:
                 lines.append(f"{run.storage.join(name)}: belongs to no finished shard, move it away")
     return lines
 
 
 def _encode_again(
-    result: Verification, run: "RunDir", markers: "dict[int, Marker]", sample: int, rng: random.Random
+    result: Verification,
+    run: "RunDir",
+    markers: "dict[int, Marker]",
+    places: list[tuple[int, int]],
+    storage_options: dict[str, Any] | None,
 ) -> None:
     from jobs.reencoding import Reencoder
 
-    places = _draw(markers, sample, rng)
     if not places:
         result.problems.append(f"{result.path}: there is no row of codes to encode again")
         return
     try:
-        encoder = Reencoder.of(run)
-    except (MimiJobsError, RunDirError) as error:
-        result.problems.append(f"{result.path}: no row can be encoded again: {error}")
+        encoder = Reencoder.of(run, storage_options)
+    except MimiJobsError as error:
+        result.problems.append(f"{result.path}: no row can be encoded again: {' '.join(str(error).split())}")
         return
     for shard, position in places:
         file = markers[shard].file("data")
         assert file is not None
         try:
-            result.sampled.append(encoder.audit(file.path, position, rng))
+            result.sampled.append(encoder.audit(file.path, position))
         except MimiJobsError as error:
             result.problems.append(str(error))
     result.problems += [clip.problem for clip in result.sampled if clip.problem]
