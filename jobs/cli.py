@@ -130,6 +130,46 @@ def inspect(
         raise typer.Exit(UNFINISHED)
 
 
+@app.command()
+def verify(
+    out: Run,
+    sample: Annotated[int, typer.Option(min=0, metavar="N", help="Encode N rows again from their source.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Check a run's files against its markers; with --sample, some codes against their source."""
+    from jobs.verification import verify as verify_run
+
+    result = verify_run(out, sample)
+    _complain(result.problems)
+    print(result.to_json() if as_json else one_line(result.verdict, 1000))
+    if not result.sound:
+        raise typer.Exit(UNFINISHED)
+
+
+@app.command()
+def decode(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A run, a folder of parquet files, or one file.")],
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Which recording.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.wav", help="Where the sound goes.")],
+    start: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin here.")] = None,
+    stop: Annotated[float | None, typer.Option(metavar="SECONDS", help="End here.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="WEIGHTS", help="A hub id, folder, file or random:SEED; else as noted.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.wav if it is there.")] = False,
+) -> None:
+    """Turn a recording's codes back to sound, in a WAV file."""
+    from jobs.decoding import decode as decode_key
+    from jobs.tables import RANDOM_WEIGHTS
+
+    done = decode_key(path, key, output, weights=weights, start=start, stop=stop, overwrite=overwrite)
+    _complain(list(done.notes))
+    channels = f", {done.num_channels} channels" if done.num_channels > 1 else ""
+    print(one_line(f"{done.output}: {done.seconds:.2f} s of {done.key}{channels}, decoded with {done.weights}", 1000))
+    if done.random_weights:
+        _complain([RANDOM_WEIGHTS.format(done.weights) + "; the sound is noise"])
+
+
 def _inspect_key(path: str, key: str, as_json: bool) -> None:
     from jobs.inspection import inspect_key
 
