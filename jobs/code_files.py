@@ -46,25 +46,44 @@ class CodeFile:
     parquet: pq.ParquetFile
     column: str
     num_bytes: int
+    handle: Any  # the file beneath
 
     @classmethod
     def open(cls, path: str, fs: "AbstractFileSystem") -> "CodeFile":
         """Open and look at the schema; raises `CodeFileError`."""
         try:
-            num_bytes = int(fs.size(path) or 0)
-            parquet = pq.ParquetFile(fs.open(path, "rb"), pre_buffer=True)
+            handle = fs.open(path, "rb")
         except FileNotFoundError:
             raise CodeFileError("no such file") from None
+        except (OSError, ValueError) as error:
+            raise CodeFileError(_why_unreadable(error)) from None
+        try:
+            return cls._of(handle, int(fs.size(path) or 0))
+        except BaseException:
+            handle.close()
+            raise
+
+    @classmethod
+    def _of(cls, handle: Any, num_bytes: int) -> "CodeFile":
+        try:
+            parquet = pq.ParquetFile(handle, pre_buffer=True)
+            names = parquet.schema_arrow.names
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CodeFileError(_why_unreadable(error)) from None
-        names = parquet.schema_arrow.names
         column = next((name for name in CODE_COLUMNS if name in names), None)
         if column is None:
             raise CodeFileError(
                 f"no column named {' or '.join(CODE_COLUMNS)}, it has {', '.join(names[:20]) or 'none'}"
             )
         _check_type(column, parquet.schema_arrow.field(column).type)
-        return cls(parquet, column, num_bytes)
+        return cls(parquet, column, num_bytes, handle)
+
+    def __enter__(self) -> "CodeFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.parquet.close()
+        self.handle.close()
 
     @property
     def metadata(self) -> dict[bytes, bytes]:

@@ -5,8 +5,10 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -22,6 +24,7 @@ from jobs.locations import CodeFiles, find_code_files
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
 
 JSON_VERSION = 1
+FILES_AHEAD = 16
 READERS = 2  # threads; parquet decoding and most of numpy let go of the interpreter
 HISTOGRAM_BARS = 12
 OTHER_COLUMNS = ("key", "channel", "duration", "sample_rate", "num_channels")
@@ -99,21 +102,20 @@ class Inspection:
         return json.dumps({"version": JSON_VERSION, **asdict(self)}, ensure_ascii=False, allow_nan=False)
 
 
-def inspect(path: str, storage_options: dict[str, Any] | None = None) -> Inspection:
+def inspect(path: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Inspection:
     """Inspect a run, a folder of parquet or one file, local or an fsspec URL.
 
     Raises `RunDirError` where nothing is there; a file that can't be read is one line of `problems`.
     """
-    found = find_code_files(path, storage_options)
+    found = find_code_files(os.fspath(path), storage_options)
     tally = Tally()
     result = Inspection(found.path, problems=list(found.problems), unfinished_shards=found.unfinished_shards)
-    with ThreadPoolExecutor(READERS) as pool:
-        for name, part in zip(found.data, pool.map(lambda name: _tally_file(found, name), found.data), strict=True):
-            problem = part if isinstance(part, str) else tally.refuses(part)
-            if problem:
-                result.problems.append(f"{found.show(name)}: {problem}")
-            elif isinstance(part, Tally):
-                tally.add(part)
+    for name, part in _tallies(found):
+        problem = part if isinstance(part, str) else tally.refuses(part)
+        if problem:
+            result.problems.append(f"{found.show(name)}: {problem}")
+        elif isinstance(part, Tally):
+            tally.add(part)
     _fill(result, tally)
     result.failures, lines = _failures(found, found.errors)
     result.skipped, more_lines = _failures(found, found.skipped)
@@ -125,13 +127,26 @@ def inspect(path: str, storage_options: dict[str, Any] | None = None) -> Inspect
     return result
 
 
+def _tallies(found: CodeFiles) -> Iterator[tuple[str, "Tally | str"]]:
+    """Each file with what is in it, in order; read a few files ahead, so that memory is bounded."""
+    waiting: deque[tuple[str, Future[Tally | str]]] = deque()
+    with ThreadPoolExecutor(READERS) as pool:
+        for name in found.data:
+            waiting.append((name, pool.submit(_tally_file, found, name)))
+            if len(waiting) > FILES_AHEAD:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for name, future in waiting:
+            yield name, future.result()
+
+
 def _tally_file(found: CodeFiles, name: str) -> "Tally | str":
     """What is in one file, or what is wrong with it."""
     try:
-        file = CodeFile.open(name, found.fs)
-        tally = Tally(files=1, bytes=file.num_bytes, code_bytes=file.code_bytes(), metadata=_own_metadata(file))
-        for batch in file.batches(OTHER_COLUMNS):
-            tally.count(batch)
+        with CodeFile.open(name, found.fs) as file:
+            tally = Tally(files=1, bytes=file.num_bytes, code_bytes=file.code_bytes(), metadata=_own_metadata(file))
+            for batch in file.batches(OTHER_COLUMNS):
+                tally.count(batch)
     except CodeFileError as error:
         return str(error)
     return tally
@@ -265,7 +280,8 @@ def inspect_key(path: str, key: str, storage_options: dict[str, Any] | None = No
     problems = list(found.problems)
     for name in found.data:
         try:
-            clips += _clips_of(CodeFile.open(name, found.fs), found.show(name), key)
+            with CodeFile.open(name, found.fs) as file:
+                clips += _clips_of(file, found.show(name), key)
         except (CodeFileError, pa.ArrowException, OSError) as error:
             problems.append(f"{found.show(name)}: {' '.join(str(error).split())[:300]}")
         if len(clips) >= MAX_CLIPS:

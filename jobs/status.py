@@ -1,6 +1,7 @@
 """How a run stands, from its files alone: works on any machine that can read them, while a driver runs or not."""
 
 import json
+import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -51,12 +52,12 @@ class Status:
         return json.dumps({"version": JSON_VERSION, **asdict(self)}, ensure_ascii=False)
 
 
-def status(path: str, storage_options: dict[str, Any] | None = None) -> Status:
+def status(path: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Status:
     """Read how the run at `path` stands; raises `RunDirError` where no run is."""
     from pipeline.lock import is_alive_here, read_holder
     from pipeline.run_dir import RunDir
 
-    run = RunDir.open(path, storage_options)
+    run = RunDir.open(os.fspath(path), storage_options)
     markers = run.markers()
     redo = run.missing(markers)
     done = [marker for shard, marker in markers.items() if shard not in redo]
@@ -68,7 +69,7 @@ def status(path: str, storage_options: dict[str, Any] | None = None) -> Status:
     holder = read_holder(run.storage)
     progress = run.read_progress() or {}
     result = Status(
-        path=path,
+        path=os.fspath(path),
         state="finished" if len(done) == num_shards else "stopped",
         shards=num_shards,
         shards_done=len(done),

@@ -3,6 +3,7 @@
 The checks themselves are in `checks.py`. Ray and torch aren't imported before a job has passed.
 """
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,22 +56,27 @@ class Prepared:
         return None if wanted == "auto" else max(1, min(wanted, len(self.dataset.shards)))
 
 
-def check(job_file: "str | JobConfig", overrides: Sequence[str] = ()) -> Prepared:
+def check(job_file: "str | os.PathLike[str] | JobConfig", overrides: Sequence[str] = ()) -> Prepared:
     """Check all that can be known before starting; writes nothing. Raises `ConfigError` with a line a problem."""
     return prepare(_job_of(job_file, overrides))
 
 
 def submit(
-    job_file: "str | JobConfig", overrides: Sequence[str] = (), *, console: TextIO | None = None
+    job_file: "str | os.PathLike[str] | JobConfig", overrides: Sequence[str] = (), *, console: TextIO | None = None
 ) -> "RunOutcome":
     """Check a job, then run it to its end. Raises `ConfigError` before anything is written or started."""
     return start(check(job_file, overrides), console=console)
 
 
 def resume(
-    path: str, overrides: Sequence[str] = (), *, retry_failed: bool = False, console: TextIO | None = None
+    path: "str | os.PathLike[str]",
+    overrides: Sequence[str] = (),
+    *,
+    retry_failed: bool = False,
+    console: TextIO | None = None,
 ) -> "RunOutcome":
     """Carry on with the run at `path`, or try its failed rows again. Raises `ConfigError` or `RunDirError`."""
+    path = os.fspath(path)
     prepared = check_run(path, overrides, retry_failed=retry_failed)
     return nothing_left(path, overrides) if prepared is None else start(prepared, console=console)
 
@@ -143,10 +149,10 @@ def _changed_files(run: "RunDir") -> list[str]:
 # ---- reading the job
 
 
-def _job_of(job_file: "str | JobConfig", overrides: Sequence[str]) -> Job:
-    if isinstance(job_file, str):
-        return read_job(job_file, overrides)
-    return build_job(Job(source="job"), job_file.written(), overrides)
+def _job_of(job_file: "str | os.PathLike[str] | JobConfig", overrides: Sequence[str]) -> Job:
+    if isinstance(job_file, JobConfig):
+        return build_job(Job(source="job"), job_file.written(), overrides)
+    return read_job(os.fspath(job_file), overrides)
 
 
 def _job_of_run(path: str, overrides: Sequence[str]) -> "tuple[Job, RunDir]":
