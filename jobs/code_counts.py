@@ -122,7 +122,7 @@ def _keys(others: pa.RecordBatch) -> list[Any]:
     keys = keys.cast(pa.large_string())
     if "channel" in others.schema.names:
         keys = keys.filter(pc.fill_null(pc.equal(others.column("channel"), 0), True))
-    return [keys]
+    return [keys.drop_null()]
 
 
 def _count_constant(codes: np.ndarray, starts: np.ndarray, frames: np.ndarray) -> int:

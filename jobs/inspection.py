@@ -56,7 +56,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Seconds of clips: of the audio where the files say it, of the frames otherwise."""
+    """Seconds of clips, by their frames."""
 
     min: float
     median: float
@@ -119,9 +119,6 @@ def inspect(path: str | os.PathLike[str], storage_options: dict[str, Any] | None
     _fill(result, tally)
     result.failures, lines = _failures(found, found.errors)
     result.skipped, more_lines = _failures(found, found.skipped)
-    moved = [failure for failure in result.failures if failure.stage == "filter"]
-    result.skipped += moved
-    result.failures = [failure for failure in result.failures if failure.stage != "filter"]
     result.problems += lines + more_lines
     _describe_model(result, found, tally.metadata)
     return result
