@@ -58,7 +58,7 @@ class AudioStream:
 
     def _resampled(self) -> Generator[np.ndarray, None, None]:
         if self.sample_rate == RATE:
-            yield from self._mono()
+            yield from (block.copy() if block.base is not None else block for block in self._mono())
         else:
             yield from self._through_soxr()
         if self.samples == 0:
@@ -100,12 +100,11 @@ class AudioStream:
         channels = block.shape[1]
         channel = self._channel
         if channel == "mix":
-            # In float64: finite samples then never sum to infinity, and the mean is rounded once.
-            return block[:, 0] if channels == 1 else block.mean(axis=1, dtype=np.float64).astype(np.float32)
+            return block[:, 0] if channels == 1 else mean(block)
         if channel >= channels:
             at = f"at {self.samples / self.sample_rate:.2f} s"
             raise AudioError("unreadable", f"{self._name} has no channel {channel} {at}: it has {channels}")
-        return np.ascontiguousarray(block[:, channel])
+        return np.ascontiguousarray(block[:, channel])  # a copy, but of the only channel
 
     def _check_finite(self, mono: np.ndarray) -> None:
         finite = np.isfinite(mono)
@@ -113,6 +112,18 @@ class AudioStream:
             first = int(finite.argmin())
             at = (self.samples + first) / self.sample_rate
             raise AudioError("not_finite", f"{self._name} has {mono[first]} as a sample at {at:.3f} s")
+
+
+def mean(block: np.ndarray) -> np.ndarray:
+    """The mean of the channels of float32 [n, channels], rounded once; finite where all of them are."""
+    channels = block.shape[1]
+    with np.errstate(invalid="ignore"):  # infinity less infinity: found right after this
+        if channels == 2:
+            return block[:, 0] * np.float32(0.5) + block[:, 1] * np.float32(0.5)
+        total = block[:, 0].astype(np.float64)  # a loop, since numpy is slow at sums over an axis this short
+        for channel in range(1, channels):
+            total += block[:, channel]
+        return (total / channels).astype(np.float32)
 
 
 def open_audio(

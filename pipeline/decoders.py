@@ -3,9 +3,10 @@
 Which one reads a recording is decided in `containers`; mixing, resampling and the words for errors are in `audio`.
 """
 
+import io
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz
 MAX_CHANNELS = 256
-BLOCK_VALUES = 1 << 20  # samples times channels of a block, at most: 4 MiB
+BLOCK_VALUES = 1 << 15  # samples times channels of a block, at most: 128 KiB, which stays in a core's cache
 SHORT_SECONDS = 0.1  # by which a stream may end before an index's duration without being cut
 UNKNOWN_FRAMES = 1 << 62  # libsndfile says 2**63 - 1 where there is no total
 FIRST_ERRORS = 16  # packets that may fail before the first sample: a stream recorded from its middle
@@ -50,14 +51,15 @@ def check_bounds(name: str, sample_rate: int, num_channels: int) -> None:
 
 
 def block_samples(sample_rate: int, num_channels: int) -> int:
-    """Samples a channel of a block: a second, less where there are very many channels."""
+    """Samples a channel of a block: a second or less."""
     return max(1, min(sample_rate, BLOCK_VALUES // num_channels))
 
 
 class SndfileDecoder:
     """One recording, or a chain of them, read by libsndfile.
 
-    Raises AudioError `unreadable` where libsndfile can't open it. `blocks` yields float32 [n, num_channels].
+    Raises AudioError `unreadable` where libsndfile can't open it. `blocks` yields float32 [n, num_channels], each
+    valid until the next is asked for: fresh memory for each costs more than reading into it.
     """
 
     def __init__(self, base: Any, layout: Layout):
@@ -71,6 +73,7 @@ class SndfileDecoder:
         except AudioError:
             self.close()
             raise
+        self._block = np.empty((block_samples(self.sample_rate, self.num_channels), self.num_channels), np.float32)
 
     def _open(self, start: int, stop: int) -> Any:
         import soundfile
@@ -81,8 +84,12 @@ class SndfileDecoder:
                 return False
 
         self._window = Window(self._base, start, stop, self._layout.patch, self._layout.head)
+        file: Any = self._window
+        if type(self._base) is io.BytesIO and self._window.is_all_of(self._base.getbuffer().nbytes):
+            file = self._base  # quicker, and reading memory doesn't fail
+            file.seek(0)
         try:
-            return Stream(cast(Any, self._window))
+            return Stream(file)
         except (soundfile.LibsndfileError, ValueError, TypeError) as error:
             self._window.check()
             reason = getattr(error, "error_string", "") or one_line(error)
@@ -110,11 +117,12 @@ class SndfileDecoder:
         declared = self._layout.num_samples
         if declared is None and self._file.frames < UNKNOWN_FRAMES:
             declared = self._file.frames
-        done, size = 0, block_samples(self.sample_rate, self.num_channels)
+        block, done = self._block, 0
         while True:
-            block, reason = np.full((size, self.num_channels), np.nan, np.float32), None
+            reason = None
+            block[:, 0] = np.nan
             try:
-                count = len(self._file.read(out=block))
+                count = self._file.buffer_read_into(block, "float32")
             except soundfile.LibsndfileError as error:
                 # How many frames came before the error isn't said; none of the formats that fail has NaN.
                 count, reason = int(np.count_nonzero(~np.isnan(block[:, 0]))), error.error_string.rstrip(".")
@@ -148,7 +156,7 @@ class FFmpegDecoder:
         self._container = self._open(av)
         self._packets = 0
         self._last_packet: av.Packet | None = None  # that a frame came of
-        self._end = 0.0  # seconds: where the last frame ends
+        self._done = 0  # samples a channel
         try:
             self._stream = self._choose(av)
             self._frames = self._decoded(av)
@@ -235,29 +243,37 @@ class FFmpegDecoder:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Raises EndedEarlyError after the last good block, SourceError if reading failed."""
-        done, held, held_samples, ended = 0, [], 0, None
-        frames = itertools.chain([self._first] if self._first else [], self._frames)
-        self._first = None
+        import av
+
+        ended: EndedEarlyError | None = None
+        fifo = av.AudioFifo()  # gathers frames without an array for each: a fifth of an MP3's time
         try:
-            for frame in frames:
+            for frame in itertools.chain([self._first] if self._first else [], self._frames):
                 if frame.sample_rate != self.sample_rate:
                     found = (frame.sample_rate, frame.layout.nb_channels)
-                    raise EndedEarlyError(_changed(done, self.sample_rate, self.num_channels, *found))
-                block = samples_of(frame)
-                if held and (held_samples >= self._block_samples or block.shape[1] != held[0].shape[1]):
-                    yield np.concatenate(held)
-                    held, held_samples = [], 0
-                held.append(block)
-                done, held_samples = done + len(block), held_samples + len(block)
-                self._end = done / self.sample_rate
+                    raise EndedEarlyError(_changed(self._done, self.sample_rate, self.num_channels, *found))
+                frame.pts = None
+                try:
+                    fifo.write(frame)
+                except ValueError:  # another layout or sample format
+                    yield from _drained(fifo)
+                    fifo = av.AudioFifo()
+                    fifo.write(frame)
+                self._done += frame.samples
+                if fifo.samples >= self._block_samples:
+                    yield from _drained(fifo)
         except EndedEarlyError as error:
             ended = error
         self._window.check()
-        if held:
-            yield np.concatenate(held)
+        yield from _drained(fifo)
         if ended is not None:
             raise ended
         self._check_length()
+
+    @property
+    def _end(self) -> float:
+        """Seconds that were decoded."""
+        return self._done / self.sample_rate if self.sample_rate else 0.0
 
     def _check_length(self) -> None:
         packets, declared = self._packets, self._layout.num_packets
@@ -279,6 +295,12 @@ class FFmpegDecoder:
         self._container.close()
 
 
+def _drained(fifo: "av.AudioFifo") -> Iterator[np.ndarray]:
+    frame = fifo.read(partial=True) if fifo.samples else None
+    if frame is not None:
+        yield samples_of(frame)
+
+
 def samples_of(frame: "av.AudioFrame") -> np.ndarray:
     """float32 [n, channels] of a frame in whichever sample format, integers scaled to [-1, 1)."""
     if frame.format.name.startswith("s64"):  # the one format that PyAV doesn't hand over as an array
@@ -291,7 +313,8 @@ def samples_of(frame: "av.AudioFrame") -> np.ndarray:
         return (values.astype(np.float32) - 128) / 128
     if values.dtype.kind == "i":
         return (values / float(1 << 8 * values.dtype.itemsize - 1)).astype(np.float32)
-    return values.astype(np.float32, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):  # a double beyond float32 becomes infinity, which is found later
+        return values.astype(np.float32, copy=False)
 
 
 def _changed(done: int, rate: int, channels: int, new_rate: int, new_channels: int) -> str:

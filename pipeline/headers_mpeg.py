@@ -98,8 +98,7 @@ def _has_frames(file: Window, at: int, wanted: int, frame_bytes: Callable[[bytes
     for found in range(wanted):
         head = file.at(at, 6)
         size = frame_bytes(head)
-        alike = not first or (head[1] == first[1] and head[2] & 0x0C == first[2] & 0x0C)
-        if size is None or not alike:
+        if size is None or (first and (head[1] != first[1] or (head[2] ^ first[2]) & 0x0C)):
             return False
         first, at = first or head, at + size
         if at >= file.size:

@@ -37,6 +37,8 @@ class Window:
         self._base, self._patch, self._head = base, patch, head
         self._start, self._size = start - len(head), stop - start + len(head)
         self._position = 0
+        # From this byte of the file on, its own bytes are what is read; earlier, some may be replaced.
+        self._plain_from = max([start, *(at + len(new) for at, new in patch)])
 
     def seekable(self) -> bool:
         return True
@@ -72,6 +74,17 @@ class Window:
         return self._patched(data, at) if self._patch else data
 
     def readinto(self, buffer: Any) -> int:
+        at = self._start + self._position
+        if at >= self._plain_from and self.error is None:
+            size = min(len(buffer), self._size - self._position)
+            try:
+                self._base.seek(at)
+                count = self._base.readinto(memoryview(buffer)[:size]) if size > 0 else 0  # pyright: ignore
+            except Exception as error:  # noqa: BLE001 (as in `read`)
+                self.error = error
+                return 0
+            self._position += count
+            return count
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -86,6 +99,10 @@ class Window:
     def part(self, start: int, stop: int) -> "Window":
         """Bytes [start, stop) of this window as a window."""
         return Window(self._base, self._start + start, self._start + stop)
+
+    def is_all_of(self, size: int) -> bool:
+        """Whether this shows a file of `size` bytes as it is."""
+        return self._start == 0 and self._size == size and not self._patch and not self._head
 
     @property
     def size(self) -> int:

@@ -51,13 +51,22 @@ class Pipe:
 
 
 def with_av(
-    x: np.ndarray, rate: int, format: str, codec: str, *, options: dict | None = None, pipe: bool = False
+    x: np.ndarray,
+    rate: int,
+    format: str,
+    codec: str,
+    *,
+    options: dict | None = None,
+    pipe: bool = False,
+    bit_rate: int | None = None,
 ) -> bytes:
     """float [n] encoded by FFmpeg's encoder `codec` into container `format`."""
     file = Pipe() if pipe else io.BytesIO()
     with av.open(file, "w", format=format, options=options or {}) as out:
         stream: Any = out.add_stream(codec, rate=rate)  # pyright: ignore[reportCallIssue, reportArgumentType]
         stream.layout = "mono"
+        if bit_rate:
+            stream.bit_rate = bit_rate
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(x[None], np.float32), "fltp", "mono")
         frame.sample_rate, frame.pts = rate, 0
         for converted in av.AudioResampler(stream.format, stream.layout, rate).resample(frame):

@@ -195,6 +195,11 @@ class Failing(io.BytesIO):
             raise ConnectionResetError("the peer has gone")
         return super().read(size)
 
+    def readinto(self, buffer) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
 
 @pytest.mark.parametrize("format", ["wav", "mp3", "ogg"])
 def test_a_lost_connection_is_no_fault_of_the_recording(format):
