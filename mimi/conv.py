@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from mimi.state import Workspace
+
 
 class RowConv:
     """k accumulating products over shifted rows.
@@ -37,11 +39,42 @@ class RowConv:
         """Width of an output row."""
         return self.taps[0].shape[1]
 
-    def __call__(self, rows: Tensor, out: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, out: Tensor, scratch: Workspace) -> Tensor:
         """rows: [S, context + T, C_in] -> out: [S, T, C_out], which is written and returned."""
         length = out.shape[1]
         for j, tap in enumerate(self.taps):
             add_product(out, rows[:, j : j + length], tap, self.bias, first=j == 0)
+        return out
+
+
+class PairConv(RowConv):
+    """Two taps, computed two output rows at a time with three products for four (Winograd's F(2, 2)).
+
+    With b the input rows, y[0] = b[1] (W0 + W1) + (b[0] - b[1]) W0 and y[1] = b[1] (W0 + W1) + (b[2] - b[1]) W1.
+    Only in float32 on a CPU, where products are all the time there is and rounding leaves room for the differences.
+    """
+
+    def __init__(self, taps: Tensor, bias: Tensor | None, dtype: torch.dtype):
+        super().__init__(taps, bias, dtype)
+        self.pairwise = dtype == torch.float32 and taps.device.type == "cpu"
+        if self.pairwise:
+            self.both = taps.sum(0).to(dtype).contiguous()
+
+    def __call__(self, rows: Tensor, out: Tensor, scratch: Workspace) -> Tensor:
+        """As RowConv."""
+        slots, length, _ = out.shape
+        if not self.pairwise or slots != 1 or length % 2:
+            return super().__call__(rows, out, scratch)
+        before, middle, after = rows[0, 0:-1:2], rows[0, 1::2], rows[0, 2::2]
+        even, odd = out[0, 0::2], out[0, 1::2]
+        if self.bias is None:
+            torch.mm(middle, self.both, out=even)
+        else:
+            torch.addmm(self.bias, middle, self.both, out=even)
+        odd.copy_(even)
+        change = scratch.take("change", *middle.shape)
+        even.addmm_(torch.sub(before, middle, out=change), self.taps[0])
+        odd.addmm_(torch.sub(after, middle, out=change), self.taps[1])
         return out
 
 

@@ -35,14 +35,15 @@ class Encoder:
         fresh = state.positions == 0
         x = self.seanet(pcm.to(self.dtype), state.contexts, state.workspace, active)
         x = self.transformer(x, state, active)
-        return self._downsample(x, fresh, state.contexts["downsample"], active)
+        return self._downsample(x, fresh, state, active)
 
-    def _downsample(self, x: Tensor, fresh: Tensor, context: Tensor, active: Tensor | None) -> Tensor:
+    def _downsample(self, x: Tensor, fresh: Tensor, state: EncoderState, active: Tensor | None) -> Tensor:
         """Pairs of positions to frames; before a clip's first position, the model has that position repeated."""
         slots, length, width = x.shape
+        context = state.contexts["downsample"]
         rows = x.reshape(slots, length // self.config.resample, self.downsample.in_width)
         first = x[:, :1].repeat(1, 1, self.config.resample)
         before = torch.where(fresh[:, None, None], first, context)
         rows = torch.cat([before, rows], 1)
         keep(context, rows[:, -1:], active)
-        return self.downsample(rows, x.new_empty(slots, rows.shape[1] - 1, width))
+        return self.downsample(rows, x.new_empty(slots, rows.shape[1] - 1, width), state.workspace)
