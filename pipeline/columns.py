@@ -74,6 +74,14 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
+def checked(schema: pa.Schema) -> pa.Schema:
+    """The schema, if all its names are text. ValueError where one isn't UTF-8, which Arrow finds out late."""
+    for column in schema:
+        assert column.name is not None
+        plain(column.type)  # looks at the names within
+    return schema
+
+
 def plain(kind: pa.DataType) -> pa.DataType:
     """The type without what depends on a process or a writer: extension types, nullability, names of items."""
     if isinstance(kind, pa.BaseExtensionType):

@@ -134,8 +134,12 @@ def in_threads(call: Callable[[T], R], items: list[T], remote: bool | None = Non
         return [call(item) for item in items]
     if remote is None:
         remote = isinstance(items[0], str) and is_url(items[0])
-    with ThreadPoolExecutor(REMOTE_THREADS if remote else LOCAL_THREADS) as pool:
-        return list(pool.map(call, items))
+    threads = REMOTE_THREADS if remote else LOCAL_THREADS
+    size = max(1, len(items) // (8 * threads))  # items a task: handing out one costs more than a stat
+    parts = [items[i : i + size] for i in range(0, len(items), size)]
+    with ThreadPoolExecutor(threads) as pool:
+        done = pool.map(lambda part: [call(item) for item in part], parts)
+        return [result for part in done for result in part]
 
 
 def list_files(root: str) -> list[SourceFile]:

@@ -47,8 +47,9 @@ def by_datasets(
     """-> (builder name, split -> files, features of the card as JSON). SourceError with the library's reason."""
     import datasets
 
-    quiet = datasets.utils.logging.get_verbosity()
+    verbosity, bars = datasets.utils.logging.get_verbosity(), datasets.utils.are_progress_bars_disabled()
     datasets.utils.logging.set_verbosity_error()
+    datasets.utils.disable_progress_bars()
     try:
         with tempfile.TemporaryDirectory() as cache:  # nothing of ours stays in the user's cache
             builder = datasets.load_dataset_builder(
@@ -61,7 +62,9 @@ def by_datasets(
     except Exception as error:
         raise SourceError(f"input: datasets can't resolve {path}: {describe(error)}") from error
     finally:
-        datasets.utils.logging.set_verbosity(quiet)
+        datasets.utils.logging.set_verbosity(verbosity)
+        if not bars:
+            datasets.utils.enable_progress_bars()
     name = type(builder).__module__.rsplit(".", 1)[-1]
     if not any(files.values()):
         raise SourceError(f"input: datasets finds no files for {path}")

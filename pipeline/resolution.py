@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline import endings
@@ -80,15 +80,7 @@ def _with_splits(found: Resolved, wanted: list[str]) -> Resolved:
         if not SPLIT_NAME.match(name):
             raise SourceError(f"input.split: the dataset's split {name!r} can't be part of a file name; choose by name")
     rest = {name: len(files) for name, files in found.splits.items() if name not in names}
-    return Resolved(
-        found.builder,
-        found.root,
-        {name: found.splits[name] for name in names},
-        rest,
-        found.revision,
-        found.features,
-        found.notes,
-    )
+    return replace(found, splits={name: found.splits[name] for name in names}, left_out=rest)
 
 
 def _locate(spec: InputSpec) -> Resolved:
@@ -113,7 +105,8 @@ def _absolute(path: str) -> str:
 
 
 def _single_file(url: str, files: list[SourceFile] | None = None) -> Resolved:
-    builder = BUILDERS.get(ending(url))
+    suffixes = reversed(base(url).lower().split(".")[1:])
+    builder = next((BUILDERS[suffix] for suffix in suffixes if suffix in BUILDERS), None)
     if builder is None or builder == "other":
         known = ", ".join(sorted(set(BUILDERS) - endings.AUDIO - endings.VIDEO))
         raise SourceError(f"input.path: {url}: the ending isn't one that is read ({known}, or audio)")
@@ -196,9 +189,7 @@ def _folder(root: str, builder: str | None = None) -> Resolved:
     """Every data file under a folder, by split, for the builder that most of them are for."""
     root = full_url(root)
     files = [file for file in list_files(root) if base(file.url) not in IGNORED_NAMES]
-    names = [
-        posixpath.relpath(file.url, root) if not is_url(root) else file.url[len(root) :].lstrip("/") for file in files
-    ]
+    names = [file.url[len(root) :].lstrip("/") for file in files]
     if builder is None or builder in ("audiofolder", "videofolder"):
         inferred = infer_builder(names, root)
         builder = inferred if builder is None or inferred == "zip" else "audiofolder"
@@ -271,8 +262,18 @@ def _hub(spec: InputSpec) -> Resolved:
             f"input.path: {spec.path} is no file or folder here, and can't be a dataset's name on the hub"
         )
     commit = hub_commit(dataset, spec.revision)
-    builder, splits, features = by_datasets(spec, dataset, spec.data_files, commit)
-    return _checked(builder, f"{HUB_PREFIX}{dataset}@{commit}", splits, commit, features)
+    root = f"{HUB_PREFIX}{dataset}@{commit}"
+    try:
+        builder, splits, features = by_datasets(spec, dataset, spec.data_files, commit)
+    except SourceError:
+        if spec.data_files is not None or spec.name is not None:
+            raise
+        try:  # `datasets` doesn't know every ending of audio
+            return replace(_folder(posixpath.join(root, spec.data_dir or "").rstrip("/")), revision=commit)
+        except SourceError:
+            pass
+        raise
+    return _checked(builder, root, splits, commit, features)
 
 
 def _by_datasets(spec: InputSpec, root: str, data_files: Any = None) -> Resolved:

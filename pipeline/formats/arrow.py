@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.columns import AUDIO_NAMES, Columns, Survey
+from pipeline.columns import AUDIO_NAMES, Columns, Survey, checked
 from pipeline.dataset_files import SourceStream, describe, in_threads, is_url, open_file
 from pipeline.errors import SourceError
 from pipeline.formats.parquet import FILES_SURVEYED, features_of, spread
@@ -29,10 +29,8 @@ def _open(stream: SourceStream) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     source = stream if is_url(stream.url) else pa.memory_map(stream.url)
     if head == MAGIC:
         reader = pa.ipc.open_file(source)
-        reader.schema.names  # noqa: B018 - raises where a name isn't UTF-8
         return reader.schema, _checked(reader.get_batch(i) for i in range(reader.num_record_batches))
     stream_reader = pa.ipc.open_stream(source)
-    stream_reader.schema.names  # noqa: B018 - as above
     return stream_reader.schema, _checked(iter(stream_reader))
 
 
@@ -58,7 +56,7 @@ def survey(files: list[SourceFile]) -> Survey:
 def _schema(url: str) -> pa.Schema | str:
     with open_file(url) as stream:
         try:
-            return _open(stream)[0]
+            return checked(_open(stream)[0])
         except ERRORS as error:
             stream.check()
             return describe(error)

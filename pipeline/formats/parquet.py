@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.columns import AUDIO_NAMES, Columns, Survey
+from pipeline.columns import AUDIO_NAMES, Columns, Survey, checked
 from pipeline.dataset_files import SourceStream, describe, in_threads, open_file
 from pipeline.errors import SourceError
 from pipeline.formats.pieces import Lost, Piece, Skipped, found_rows
@@ -33,7 +33,6 @@ def open_parquet(stream: SourceStream) -> pq.ParquetFile:
     size = stream.seek(0, 2)
     stream.seek(0)
     file = pq.ParquetFile(stream, buffer_size=PAGE_BUFFER, pre_buffer=False)
-    file.schema_arrow.names  # noqa: B018 - raises where a name isn't UTF-8
     rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     if min(rows, default=0) < 0 or sum(rows) > ROWS_PER_BYTE * size:
         raise ValueError(f"its footer declares {sum(rows)} rows in {size} bytes")
@@ -45,7 +44,7 @@ def footer(url: str) -> tuple[pq.FileMetaData, pa.Schema] | str:
     with open_file(url) as stream:
         try:
             file = open_parquet(stream)
-            return file.metadata, file.schema_arrow
+            return file.metadata, checked(file.schema_arrow)
         except (pa.ArrowException, OSError, ValueError) as error:
             stream.check()
             return describe(error)

@@ -18,13 +18,14 @@ from pipeline.columns import Columns, Survey, merge_types
 from pipeline.dataset_files import describe, open_file
 from pipeline.endings import ending, words
 from pipeline.errors import SourceError
-from pipeline.formats.arrays import npy_value
+from pipeline.formats.arrays import npy_array
 from pipeline.formats.pieces import Found, Lost, Piece, Skipped, key_text
 from pipeline.formats.tar import Damaged, Member, walk
 from pipeline.places import Place
 from pipeline.records import Audio, SourceFile
 
 SAMPLES_SURVEYED = 100  # of the first file, and of the last
+FILES_TRIED = 8  # that may be empty or damaged before the dataset is taken to be
 NAME = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$", re.DOTALL)
 TEXT = frozenset(words("txt text transcript"))
 NUMBER = frozenset(words("cls cls2 index inx id"))
@@ -88,12 +89,15 @@ class Samples:
 
 
 def survey(files: list[SourceFile]) -> Survey:
-    """Columns and their types, from the first samples of the first file and of the last."""
+    """Columns and their types, from the first samples of the first file that has any, and of the last."""
     values: dict[str, list[Any]] = {}
     seen = 0
     sounds: dict[str, None] = {}
     several = False
-    for file in dict.fromkeys((files[0], files[-1])):
+    damage = None
+    for file in dict.fromkeys((*files[:FILES_TRIED], files[-1])):
+        if seen and file is not files[-1]:
+            continue  # one of the first is enough
         samples = Samples(file, lambda i, column: ending(column) in TEXT | NUMBER | JSON | {"npy"})
         for sample, _ in zip(samples, range(SAMPLES_SURVEYED), strict=False):
             seen += 1
@@ -102,8 +106,10 @@ def survey(files: list[SourceFile]) -> Survey:
             several |= len(heard) > 1
             for column, member in sample.members.items():
                 values.setdefault(column, []).append(_sampled(column, member))
+        damage = damage or samples.damage
     if not seen:
-        raise SourceError(f"{files[0].url}: holds no samples (members named KEY.COLUMN)")
+        why = f": {damage}" if damage else ""
+        raise SourceError(f"{files[0].url}: holds no samples (members named KEY.COLUMN){why}")
     if not sounds and not any(ending(column) in endings.AUDIO for column in values):
         sounds = dict.fromkeys(column for column in values if ending(column) in endings.VIDEO)
     fields, as_text = [], []
@@ -118,10 +124,11 @@ def survey(files: list[SourceFile]) -> Survey:
 
 
 def _sampled(column: str, member: Member) -> Any:
-    """The value of a small member, or the error that it raised."""
+    """A member's value (of an array its type alone), or the error that it raised."""
     try:
-        return b"" if member.data is None else decode(column, member.data, False)
-    except (ValueError, RecursionError) as error:
+        value: Any = b"" if member.data is None else decode(column, member.data, False)
+        return value.type if isinstance(value, pa.Array) else value
+    except (ValueError, RecursionError, pa.ArrowException) as error:
         return error
 
 
@@ -131,10 +138,10 @@ def _type_of(column: str, values: list[Any]) -> tuple[pa.DataType, bool]:
     if ending(column) in NUMBER | JSON and len(good) < len(values):
         return pa.string(), True
     try:
-        kind = pa.array([value for value in good if not isinstance(value, pa.Scalar)]).type
+        kind = pa.array([value for value in good if not isinstance(value, pa.DataType)]).type
         for value in good:
-            if isinstance(value, pa.Scalar):
-                kind = merge_types(kind, value.type) or pa.binary()
+            if isinstance(value, pa.DataType):
+                kind = merge_types(kind, value) or value
         return (kind, False) if _can_be_stored(kind) else (pa.string(), True)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         return pa.string(), True
@@ -156,7 +163,7 @@ def decode(column: str, data: bytes, as_text: bool) -> Any:
         return int(data)
     if kind in JSON:
         return json.loads(data)
-    return npy_value(data) if kind == "npy" else data
+    return npy_array(data) if kind == "npy" else data
 
 
 def count(file: SourceFile, at_most: int | None = None) -> int | None:
@@ -240,8 +247,8 @@ def _value(sample: Sample, name: str, as_text: bool) -> Any:
 
 def _array(value: Any, target: pa.Field) -> pa.Array:
     try:
-        if isinstance(value, pa.Scalar):
-            return pa.array([value.as_py()], target.type)
+        if isinstance(value, pa.Array):
+            return value.cast(target.type)
         return pa.array([value], target.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"column {target.name!r} isn't {target.type}: {describe(error)}") from error

@@ -173,6 +173,7 @@ def test_a_compressed_tar_is_read(tmp_path: Path):
     packed = tmp_path / "packed" / "a.tar.gz"
     packed.parent.mkdir()
     packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert len(good_rows(source(packed))) == 3
     src = source(packed.parent)
     assert [audio_bytes(row) for row in good_rows(src)] == [sound(0), sound(1), sound(2)]
     starts_anywhere(src, src.plan()[0])
