@@ -1,5 +1,6 @@
 """The dataset card of a run: front matter that `datasets` loads by, and a page for whoever finds the folder."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection
 from typing import Any
@@ -30,12 +31,12 @@ def card(
 ) -> str:
     """README.md of a run, from what is published so far."""
     sections = [
-        _front_matter(schema, markers, splits),
+        _front_matter(manifest, markers, splits),
         "# Mimi codes\n",
         _weights(manifest, schema),
         _statistics(markers, num_shards),
         _columns(schema),
-        LOADING,
+        _loading(manifest, splits),
         _job(manifest),
     ]
     return "\n".join(sections)
@@ -50,19 +51,27 @@ def _name_of(manifest: dict[str, Any]) -> str:
     return str(((manifest.get("job") or {}).get("model") or {}).get("weights") or "")
 
 
-def _front_matter(schema: pa.Schema, markers: Collection[Marker], splits: list[str]) -> str:
-    """A configuration for each folder that has files: `datasets` refuses one that has none."""
+def _front_matter(manifest: dict[str, Any], markers: Collection[Marker], splits: list[str]) -> str:
+    """A configuration for each folder that has files: `datasets` refuses one that has none.
+
+    The description changes with the content, because `datasets` names its cache by the card alone: without it a folder
+    of the same name, or this one an hour ago, would be loaded from the cache instead.
+    """
+    contents = hashlib.sha256(f"{manifest.get('created')}{manifest.get('fingerprint')}".encode())
+    for marker in markers:
+        for file in marker.files:
+            contents.update(f"{file.path}{file.sha256}".encode())
+    description = f"mimi-jobs run {str(manifest.get('fingerprint'))[:12]}, contents {contents.hexdigest()[:16]}"
     configs = []
     for folder, name in (("data", "default"), ("errors", "errors"), ("skipped", "skipped")):
         paths = [file.path for marker in markers if (file := marker.file(folder))]
         present = [split for split in splits if any(path.startswith(f"{folder}/{split}-") for path in paths)]
-        if folder == "data":
+        if folder == "data" and not present:
             present = splits or ["train"]
         if present:
             files = [{"split": split, "path": f"{folder}/{split}-*.parquet"} for split in present]
-            configs.append(
-                {"config_name": name, "data_files": files, **({"default": True} if name == "default" else {})}
-            )
+            configs.append({"config_name": name, "description": description, "data_files": files})
+    configs[0]["default"] = True
     facts = {"tags": ["audio", "mimi", "codec"], "configs": configs}
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---\n"
 
@@ -135,24 +144,27 @@ def _columns(schema: pa.Schema) -> str:
     return "\n".join([*lines, ""])
 
 
-LOADING = """## How to load it
-
-```python
-from datasets import load_dataset
-
-rows = load_dataset("THIS_FOLDER", split="train").with_format("torch")
-rows[0]["codes"]  # int64 [num_codebooks, num_frames]; codes[:8] is the 8-codebook encoding
-```
-
-and back to sound, on the command line `mimi-jobs decode THIS_FOLDER --key KEY -o FILE.wav`, or:
-
-```python
-from mimi import Mimi
-
-mimi = Mimi.load("WEIGHTS", num_codebooks=len(rows[0]["codes"]))
-sound = mimi.decode(rows[0]["codes"][None])  # float32 [1, 1, samples] at 24 kHz
-```
-"""
+def _loading(manifest: dict[str, Any], splits: list[str]) -> str:
+    split = splits[0] if splits else "train"
+    lines = [
+        "## How to load it\n",
+        "```python",
+        "from datasets import load_dataset\n",
+        f'rows = load_dataset("THIS_FOLDER", split="{split}").with_format("torch")',
+        'rows[0]["codes"]  # int64 [num_codebooks, num_frames]; codes[:8] is the 8-codebook encoding',
+        "```\n",
+    ]
+    if not uses_random_weights(manifest):
+        lines += [
+            "and back to sound, with `mimi-jobs decode THIS_FOLDER --key KEY -o FILE.wav` or:\n",
+            "```python",
+            "from mimi import Mimi\n",
+            'codes = rows[0]["codes"]',
+            f'mimi = Mimi.load("{_name_of(manifest)}", num_codebooks=len(codes))',
+            "sound = mimi.decode(codes[None])  # float32 [1, 1, samples] at 24 kHz",
+            "```\n",
+        ]
+    return "\n".join(lines)
 
 
 def _job(manifest: dict[str, Any]) -> str:
