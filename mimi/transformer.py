@@ -92,8 +92,18 @@ class Transformer:
         window, length = keys.shape[2], qkv.shape[1]
         keep(keys, all_keys[:, :, length : length + window], active)
         keep(values, all_values[:, :, length : length + window], active)
-        attended = functional.scaled_dot_product_attention(query, all_keys, all_values, mask)
-        return attended.transpose(1, 2).contiguous()
+        attend = plain_attention if qkv.is_cuda and qkv.dtype == torch.float32 else _fused_attention
+        return attend(query, all_keys, all_values, mask).transpose(1, 2).contiguous()
+
+
+def plain_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention as products and a softmax: on a GPU the fused kernels don't heed the TF32 switches, products do."""
+    scores = torch.matmul(query * query.shape[-1] ** -0.5, keys.transpose(2, 3)).add_(mask)
+    return torch.matmul(scores.softmax(-1), values)
+
+
+def _fused_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(query, keys, values, mask)
 
 
 def _layer(weights: Mapping[str, Tensor], prefix: str, dtype: torch.dtype) -> _Layer:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mimi.transformer import plain_attention
 from tests.mimi.tiny import CONFIG, FRAME, noise, tiny_mimi
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -127,6 +128,20 @@ def test_latents_a_day_into_a_recording_are_those_at_its_start() -> None:
     one, other = mimi.latents_step(pcm, start), mimi.latents_step(pcm, late)
     assert not torch.allclose(one[:, :2], other[:, :2])  # at the start, the late one has a (silent) past
     torch.testing.assert_close(one[:, 60:], other[:, 60:], rtol=0, atol=1e-8)
+
+
+def test_attention_by_products_is_the_fused_one() -> None:
+    query, keys, values = (noise(2 * 3 * n * 8, n).view(2, 3, n, 8) for n in (5, 9, 9))
+    mask = torch.where(noise(2 * 5 * 9, 0).view(2, 1, 5, 9) > -0.2, 0.0, -torch.inf).double()
+    mask[..., 0] = 0
+    fused = torch.nn.functional.scaled_dot_product_attention(query, keys, values, mask)
+    torch.testing.assert_close(plain_attention(query, keys, values, mask), fused, rtol=0, atol=1e-14)
+
+
+def test_bfloat16_runs_and_its_codes_are_codes() -> None:
+    codes = tiny_mimi(torch.bfloat16).encode(noise(30 * FRAME, 6)[None, None].float())
+    assert codes.shape == (1, CONFIG.num_codebooks, 30)
+    assert codes.min() >= 0 and codes.max() < CONFIG.codebook_size
 
 
 def test_two_threads_share_a_model() -> None:
