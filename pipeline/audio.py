@@ -1,7 +1,7 @@
 """A recording, bytes or a file, as blocks of mono float32 samples at 24 kHz.
 
-What the bytes are is found in `containers`, decoded in `decoders`; here channels are chosen, samples checked and
-resampled, and everything that can be wrong with a recording is worded.
+What the bytes are is found in `containers`, and decoded in `decoders` and `decode_ffmpeg`; here channels are chosen,
+samples checked and resampled, and everything that can be wrong with a recording is worded.
 """
 
 import io
@@ -12,7 +12,8 @@ import numpy as np
 
 from pipeline import records
 from pipeline.containers import identify
-from pipeline.decoders import EndedEarlyError, FFmpegDecoder, SndfileDecoder
+from pipeline.decode_ffmpeg import FFmpegDecoder
+from pipeline.decoders import EndedEarlyError, SndfileDecoder
 from pipeline.errors import AudioError
 from pipeline.layout import Layout
 from pipeline.reading import Window, open_path
