@@ -5,8 +5,10 @@ It never touches a final name: `RunDir.publish` does, on the driver's side. A wr
 
 import contextlib
 import secrets
+import shutil
 import tempfile
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import RunDirError
+from pipeline.local_storage import LocalStorage
 from pipeline.marker import Marker, marker_name
 from pipeline.merge import Order, write_parquet
 from pipeline.parts import (
@@ -72,7 +75,10 @@ class ShardWriter:
         self._failed: list[FailedRow] = []
         self._buffered = 0
         self._number = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="mimi-jobs-", ignore_cleanup_errors=True)
+        self._folder = Path()  # for copies of what isn't local
+        if not isinstance(storage, LocalStorage):
+            self._folder = Path(tempfile.mkdtemp(prefix="mimi-jobs-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         if retry_failed:
             self._keep_published()
         self._names: list[str] = []
@@ -146,7 +152,6 @@ class ShardWriter:
             failures=dict(Counter(failed.column("kind").to_pylist()).most_common()),
             seconds=self._clock() - self._started,
         )
-        self._folder.cleanup()
         return result
 
     def _filed(self, row: int) -> None:
@@ -164,7 +169,7 @@ class ShardWriter:
 
     def _open(self, name: str) -> Part | None:
         schema = FAILED_SCHEMA if holds_failed(name) else self._schema
-        return open_part(self._storage, name, schema, Path(self._folder.name))
+        return open_part(self._storage, name, schema, self._folder)
 
     def _reopen(self, name: str) -> Part:
         part = self._open(name)
@@ -197,7 +202,7 @@ class ShardWriter:
                     write_part(self._storage, f"{folder}/{name}", schema, self._published(file.path, schema))
 
     def _published(self, name: str, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
-        path = self._storage.local_copy(name, Path(self._folder.name))
+        path = self._storage.local_copy(name, self._folder)
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(COPY_ROWS):
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
