@@ -111,8 +111,17 @@ def inspect(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A run, a folder of parquet files, or one file.")],
     as_json: AsJson = False,
     key: Key = None,
+    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a report, one HTML file.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--keys", metavar="KEY", help="A clip to hear in the report; may be repeated.")
+    ] = None,
 ) -> None:
     """Show what is in parquet files of codes."""
+    if html is not None:
+        _write_report(path, html, keys or ([key] if key is not None else []))
+        return
+    if keys:
+        raise ConfigError([f"{COMMAND_LINE}: --keys: is for a report, add --html FILE (or use --key to see one clip)"])
     if key is not None:
         _inspect_key(path, key, as_json)
         return
@@ -168,6 +177,19 @@ def decode(
     print(one_line(f"{done.output}: {done.seconds:.2f} s of {done.key}{channels}, decoded with {done.weights}", 1000))
     if done.random_weights:
         _complain([RANDOM_WEIGHTS.format(done.weights) + "; the sound is noise"])
+
+
+def _write_report(path: str, output: str, keys: list[str]) -> None:
+    from jobs.report import write_report
+    from jobs.tables import RANDOM_WEIGHTS, bytes_text
+
+    report = write_report(path, output, keys=keys)
+    _complain(report.problems)
+    print(one_line(f"{output}: {bytes_text(report.num_bytes)}, {report.num_clips} clips to hear", 1000))
+    if report.inspection.random_weights:
+        _complain([RANDOM_WEIGHTS.format(report.inspection.weights)])
+    if report.problems:
+        raise typer.Exit(UNFINISHED)
 
 
 def _inspect_key(path: str, key: str, as_json: bool) -> None:
