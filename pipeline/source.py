@@ -248,8 +248,15 @@ def _info(spec: InputSpec, resolved: Resolved, survey: Survey, reader: SourceRea
         kept_columns=kept,
         kept_features={kept[name]: feature for name, feature in survey.features.items() if name in kept},
         remote=not Place(resolved.root).local,
-        notes=resolved.notes,
+        notes=(*resolved.notes, *_left_out(resolved, files, reader)),
     )
+
+
+def _left_out(resolved: Resolved, files: list[SourceFile], reader: SourceReader) -> list[str]:
+    if not reader.options.get("metadata"):
+        return []
+    count = folder.unlisted(files, Place(resolved.root), reader.options)
+    return [f"audio files that no metadata file names, and that are left out: {count}"] if count else []
 
 
 def _key_rule(builder: str, columns: Columns) -> str:

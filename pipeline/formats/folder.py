@@ -46,6 +46,19 @@ def survey(files: list[SourceFile], root: str, id_column: str | None) -> Survey:
     return replace(found, sounds=(FILE_NAME,), options={**found.options, "metadata": True})
 
 
+def unlisted(files: list[SourceFile], place: Place, options: dict[str, Any]) -> int:
+    """How many audio files no metadata file names, so that they are left out."""
+    listed = set()
+    for table in files:
+        if is_metadata(table.url):
+            for name in manifest.load_as(table, options).table[FILE_NAME].to_pylist():
+                try:
+                    listed.add(place.locate(str(name), table.url.rsplit("/", 1)[0]))
+                except ValueError:  # its row says so
+                    continue
+    return sum(file.url not in listed for file in files if not is_metadata(file.url))
+
+
 def _plain_survey(files: list[SourceFile], root: str) -> Survey:
     """The folder's name is a label where there are several, all at one depth, as `datasets` has it."""
     folders = {file.url.rsplit("/", 1)[0] for file in files}

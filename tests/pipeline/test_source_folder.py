@@ -77,6 +77,7 @@ def test_a_metadata_file_gives_rows_and_columns(tmp_path: Path, kind: str):
     assert [row.key for row in rows] == ["sub/2.wav", "sub/1.wav", "sub/gone.wav"]
     assert [audio_bytes(row) for row in rows[:2]] == [sound(1), sound(0)]
     assert kept(src).to_pylist() == table.drop_columns("file_name").to_pylist()
+    assert src.info.notes == ("audio files that no metadata file names, and that are left out: 1",)
     for shard in src.plan():
         starts_anywhere(src, shard)
 
