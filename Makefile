@@ -33,3 +33,12 @@ test: lint
 
 clean:
 	rm -rf $(VENV) runs
+
+# Longer checks, not part of `make test`.
+.PHONY: torture fuzz
+
+torture: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.torture.torture --runs 20
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz.fuzz_audio

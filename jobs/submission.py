@@ -27,7 +27,7 @@ from pipeline.errors import ConfigError
 from pipeline.spec import AudioPolicy, ModelSpec, OutputSpec
 
 if TYPE_CHECKING:
-    from pipeline.driver import RunOutcome
+    from pipeline.records import RunOutcome
     from pipeline.run_dir import RunDir
 
 MAX_LINES = 10  # of one kind
@@ -326,7 +326,7 @@ def _drive(prepared: Prepared, run: "RunDir", console: TextIO | None) -> "RunOut
 
 def _finished(run: "RunDir") -> "RunOutcome":
     """The outcome of a run that has nothing left to do."""
-    from pipeline.driver import RunOutcome
+    from pipeline.records import RunOutcome
 
     markers = run.markers().values()
     names = ("rows", "encoded", "failed", "skipped", "frames", "audio_seconds")

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
+from pipeline.errors import RunDirError
 from pipeline.records import Row, ShardResult
 from pipeline.schedule import Assignment, DeathNote
 from pipeline.source import SourceReader
@@ -63,6 +64,18 @@ def read_note(storage: Storage, assignment: Assignment) -> DeathNote | None:
     return DeathNote(found["row"], found["key"], found["kind"])
 
 
+def _check_weights(spec: ModelSpec, expected: str | None) -> None:
+    """A file of the same name on another machine may be another file: its codes would be wrong, unseen."""
+    from mimi.checkpoint import inspect_checkpoint, weights_sha256
+
+    found = weights_sha256(inspect_checkpoint(spec.weights, spec.revision))
+    if expected is not None and found != expected:
+        raise RunDirError(
+            f"model.weights: {spec.weights} on {os.uname().nodename} has sha256 {found[:12]}, the job was submitted "
+            f"with {expected[:12]}; put the same file there"
+        )
+
+
 class EncodeWorker:
     """Holds a model; encodes shards. Every method may be called while others run (Ray gives each a thread)."""
 
@@ -73,6 +86,7 @@ class EncodeWorker:
         from pipeline.engine import Engine
 
         spec = plan.model
+        _check_weights(spec, plan.weights_sha256)
         torch.set_num_threads(spec.threads)
         dtype = torch.bfloat16 if spec.precision == "bfloat16" else torch.float32
         model = Mimi.load(

@@ -21,7 +21,7 @@ from pipeline.cluster import RayPlan, connected, end_leftovers
 from pipeline.errors import MimiJobsError, RunDirError, SourceError
 from pipeline.marker import Marker
 from pipeline.progress import ProgressDisplay, Totals
-from pipeline.records import ShardResult
+from pipeline.records import RunOutcome, ShardResult
 from pipeline.run_dir import RunDir
 from pipeline.schedule import MAX_IDLE_DEATHS, Assignment, Schedule
 from pipeline.source import SourceReader
@@ -50,22 +50,6 @@ class RunRequest:
     weights_sha256: str | None = None
     max_failed: int | float | None = None  # rows, or a share if below 1
     retry_failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """How a run ended. `message`: why it isn't finished, in one line."""
-
-    finished: bool
-    interrupted: bool
-    message: str | None
-    rows: int
-    encoded: int
-    failed: int
-    skipped: int
-    frames: int
-    audio_seconds: float
-    seconds: float
 
 
 class JobStopped(Exception):
@@ -247,7 +231,10 @@ class _Driver:
     def _take_published(self) -> None:
         for future in [f for f in self._publishing if f.done()]:
             result = self._publishing.pop(future)
-            self.tally.commit(future.result(), result.failures)
+            try:
+                self.tally.commit(future.result(), result.failures)
+            except RunDirError as error:
+                raise JobStopped(str(error)) from None
 
     # ------------------------------------------------------------ what goes wrong
 

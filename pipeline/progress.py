@@ -69,7 +69,7 @@ class ProgressDisplay:
     def __init__(self, stream: TextIO | None = None):
         self._stream = stream or sys.stderr
         self._bar: Any = None
-        self._shown = float("-inf")
+        self._shown = time.monotonic()
         if self._stream.isatty():
             from tqdm import tqdm
 

@@ -112,3 +112,19 @@ class ShardResult:
     def __post_init__(self) -> None:
         if self.encoded + self.failed + self.skipped != self.rows_read:
             raise AssertionError(f"shard {self.shard}: rows don't add up: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended. `message`: why it isn't finished, in one line."""
+
+    finished: bool
+    interrupted: bool
+    message: str | None
+    rows: int
+    encoded: int
+    failed: int
+    skipped: int
+    frames: int
+    audio_seconds: float
+    seconds: float

@@ -1,4 +1,4 @@
-"""What a run is, resolved: no `auto`, no environment references. Made from the job file at submission, given to actors."""
+"""What a run is, resolved: no `auto`, no environment references. Made at submission, given to actors."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -2,7 +2,7 @@
 
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,7 +33,7 @@ def row(number: int, data: bytes | None) -> Row:
 
 @dataclass
 class ListReader:
-    items: list[Row | FailedRow]
+    items: Sequence[Row | FailedRow]
     error: Exception | None = None
     before_each: Callable[[int], None] = field(default=lambda i: None)
 

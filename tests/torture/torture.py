@@ -27,14 +27,14 @@ TARGETS = ("driver", "actor", "group")
 CHECKPOINT_S = 2
 
 
-def make_dataset(folder: Path, num_rows: int, seed: int) -> None:
-    """Parquet files with clips of half a second to six seconds of noise, and one row in nine that is no audio."""
+def make_dataset(folder: Path, num_rows: int, seed: int, longest_s: float = 6) -> None:
+    """Six parquet files of clips of noise, half a second and longer, and one row in nine that is no audio."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     rows = []
     for i in range(num_rows):
         buffer = io.BytesIO()
-        samples = 0.1 * rng.standard_normal(int(24000 * rng.uniform(0.5, 6)))
+        samples = 0.1 * rng.standard_normal(int(24000 * rng.uniform(0.5, longest_s)))
         soundfile.write(buffer, samples, 24000, format="FLAC")
         data = b"<html>" if i % 9 == 4 else buffer.getvalue()
         rows.append({"id": f"clip {i}", "audio": {"bytes": data, "path": f"{i}.flac"}})
