@@ -68,6 +68,8 @@ def _walk(archive: Any, size: int | None, wanted: Callable[[str], bool]) -> Iter
     position = 0
     while True:
         header = archive.read(BLOCK)
+        if not header and position:
+            return  # between two members, without the mark that ends a tar: nothing tells it from a whole one
         if len(header) < BLOCK:
             raise Damaged(f"it ends at byte {position + len(header)} without the mark that ends a tar")
         if not header.strip(b"\0"):

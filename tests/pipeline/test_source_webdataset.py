@@ -146,10 +146,11 @@ def test_a_damaged_header_is_never_taken_for_the_end(tmp_path: Path, where: int)
     assert lost or {sound(i) for i in range(5)} <= sounds | {bytes(data[512:720])}
 
 
-def test_a_tar_that_ends_without_its_mark_is_told(tmp_path: Path):
+@pytest.mark.parametrize(("num_bytes", "expected"), [(2048, [True, True]), (2049, [True, True, False])])
+def test_a_tar_that_ends_between_members_is_whole_and_one_byte_more_is_damage(tmp_path: Path, num_bytes, expected):
     path = write_tar(tmp_path / "a.tar", [("a.wav", sound(1)), ("b.wav", sound(2))])
-    path.write_bytes(path.read_bytes()[:2048])
-    assert [isinstance(row, Row) for row in rows_of(source(tmp_path))] == [True, True, False]
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    assert [isinstance(row, Row) for row in rows_of(source(tmp_path))] == expected
 
 
 def test_a_member_that_claims_to_be_huge_is_not_read(tmp_path: Path):
