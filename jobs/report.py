@@ -204,7 +204,8 @@ def _charts(found: Inspection, run: RunDir | None) -> list[Chart]:
         drawn.append(Chart("Entropy", text, charts.per_codebook(entropy, 11, "bits", "Entropy of each codebook")))
     kinds = [(each.kind, each.rows) for each in (*found.failures, *found.skipped)]
     if kinds:
-        text = f"{sum(rows for _, rows in kinds):,} rows without codes, by kind"
+        total = sum(rows for _, rows in kinds)
+        text = f"{total:,} {'row' if total == 1 else 'rows'} without codes, by kind"
         drawn.append(Chart("What failed", text, charts.rows_by_kind(kinds)))
     spans = _spans(run) if run is not None else []
     if spans:
