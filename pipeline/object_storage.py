@@ -33,12 +33,14 @@ PERMANENT = frozenset(
     | {errno.EDQUOT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, getattr(errno, "EREMCHG", errno.ENOENT)}
 )
 PERMANENT_NAMES = re.compile(r"Credential|Profile|Token|Param|UnknownService|Endpoint(?!Connection)|Auth|Forbidden")
+BOTO = {"connect_timeout": 10, "read_timeout": 60, "retries": {"total_max_attempts": 1}}
 SECRET = re.compile(r"secret|key|token|password|credential|conn|sas|auth", re.IGNORECASE)
 
 
 class ObjectStorage(Storage):
     """A prefix of a bucket. The filesystem is built in each process when first needed: s3fs doesn't survive a fork."""
 
+    delays = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
     atomic_create = False  # S3 itself can; stores that speak its language may ignore the condition
 
     def __init__(self, url: str, options: dict[str, Any]):
@@ -131,6 +133,7 @@ class ObjectStorage(Storage):
     def local_copy(self, name: str, folder: Path) -> Path:
         path = folder / name.replace("/", "+")
         if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(".partial")
             self.attempt("read", name, lambda: self._fs.get_file(self._path(name), str(partial)))
             partial.rename(path)
@@ -177,7 +180,7 @@ class ObjectStorage(Storage):
             options = {**self._options, "use_listings_cache": False, "skip_instance_cache": True}
             if self._scheme in ("s3", "s3a"):
                 given = options.get("config_kwargs") or {}
-                options["config_kwargs"] = {"connect_timeout": 10, "read_timeout": 60, **given}
+                options["config_kwargs"] = {**BOTO, **given}
             try:
                 fs, path = url_to_fs(self.root, **options)
             except ImportError as error:
@@ -185,6 +188,8 @@ class ObjectStorage(Storage):
                 raise RunDirError(f"{self.root}: needs an extra: pip install 'mimi-jobs[{extra}]'") from error
             except (ValueError, TypeError) as error:
                 raise RunDirError(f"{self.root}: storage_options don't fit: {self.describe(error)}") from error
+            if self._scheme in ("s3", "s3a"):
+                fs.retries = 1  # tries are counted here: three layers of them would take an hour to give up
             self._built = os.getpid(), fs, path.rstrip("/"), (OSError, *_transport_errors())
         return self._built
 

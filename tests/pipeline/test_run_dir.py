@@ -139,7 +139,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
 def test_another_jobs_run_is_refused_with_the_names_of_what_differs(tmp_path):
     make_run(tmp_path / "out")
     other = {**MANIFEST, "fingerprint": "g", "facts": {"model": {"num_codebooks": 8}}}
-    with pytest.raises(RunDirError, match="model.num_codebooks: was 2, is now 8"):
+    with pytest.raises(RunDirError, match=r"model\.num_codebooks: was 2, is now 8"):
         make_run(tmp_path / "out", manifest=other)
 
 
