@@ -39,7 +39,7 @@ class StepOutput(Protocol):
     """What a step of the model gives back (`mimi.model.Step`)."""
 
     @property
-    def codes(self) -> torch.Tensor: ...  # int64 [slots, num_codebooks, chunk_frames]
+    def codes(self) -> torch.Tensor: ...  # int64 [slots, num_codebooks, frames]
     @property
     def finite(self) -> torch.Tensor: ...  # bool [slots]
     @property
@@ -47,7 +47,7 @@ class StepOutput(Protocol):
 
 
 class StepEncoder(Protocol):
-    """The part of `mimi.Mimi` that the engine drives. All shapes are fixed for one engine."""
+    """The part of `mimi.Mimi` that the engine drives. On a GPU all shapes are fixed for one engine."""
 
     def new_state(self, slots: int) -> Any: ...
     def reset_slots(self, state: Any, mask: torch.Tensor) -> Any: ...
@@ -89,7 +89,7 @@ class Clip:
         self._blocks: Iterator[np.ndarray] | None = None
         self._chunk_samples = chunk_samples
         self._rest = np.empty(0, np.float32)
-        self.ready: deque[tuple[np.ndarray, bool]] = deque()  # chunk [chunk_samples], is it the last
+        self.ready: deque[tuple[np.ndarray, bool]] = deque()  # samples, at most a chunk; are they the last
         self.error: BaseException | None = None
         self.decoded = False  # to its end
         self.refilling = False
@@ -119,7 +119,7 @@ class Clip:
             self.close()
 
     def _cut(self, samples: np.ndarray) -> None:
-        """Move all whole chunks of `samples` to `ready`; at the end of the stream, the zero-padded tail as well."""
+        """Move all whole chunks of `samples` to `ready`; at the end of the stream, the tail as well."""
         size = self._chunk_samples
         whole = max(0, (len(samples) - 1) // size)
         for i in range(whole):
@@ -131,10 +131,8 @@ class Clip:
         if not len(self._rest):
             raise AudioError("empty", "the recording has no samples")
         self.num_samples += len(self._rest)
-        last = np.zeros(size, np.float32)
-        last[: len(self._rest)] = self._rest
+        self.ready.append((self._rest, True))
         self._rest = np.empty(0, np.float32)
-        self.ready.append((last, True))
 
     def close(self) -> None:
         if self._stream is not None:
@@ -332,10 +330,14 @@ class Engine:
         if any(slots.stale):
             state = self._model.reset_slots(state, torch.tensor(slots.stale, device=self._device))
             slots.stale = [False] * self.slots
-        samples = np.zeros((self.slots, 1, self.chunk_samples), np.float32)
+        num_samples = self.chunk_samples
+        if self._device.type == "cpu":  # a GPU wants one shape for every step; here padding is work for nothing
+            longest = max(len(chunk) for _, _, chunk, _ in work)
+            num_samples = -(-longest // FRAME_SAMPLES) * FRAME_SAMPLES
+        samples = np.zeros((self.slots, 1, num_samples), np.float32)
         active = np.zeros(self.slots, bool)
         for i, _, chunk, _ in work:
-            samples[i, 0] = chunk
+            samples[i, 0, : len(chunk)] = chunk
             active[i] = True
         chunk_tensor = torch.from_numpy(samples).to(self._device)
         step = self._model.encode_step(chunk_tensor, state, torch.from_numpy(active).to(self._device))
@@ -355,8 +357,8 @@ class Engine:
                 clip.error = AudioError("not_finite", f"the model's latents are not finite {second:.1f} s in", "encode")
             return
         clip.codes.append(codes)
-        clip.frames_done += self.chunk_frames
-        self.stats.frames += self.chunk_frames
+        clip.frames_done += codes.shape[1]
+        self.stats.frames += codes.shape[1]
         if last:
             with self._changed:
                 self._alive.discard(clip)
