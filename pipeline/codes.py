@@ -150,6 +150,7 @@ def _rows_of(
         raise ValueError("no column named key to look for keys in")
     column = _code_column(file)
     assert column is not None
+    num_codebooks = 0  # of the rows so far
     read = list(dict.fromkeys([column, *(["key"] if "key" in names else []), *columns]))
     for group in range(file.num_row_groups):
         count = file.metadata.row_group(group).num_rows
@@ -161,7 +162,12 @@ def _rows_of(
         for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=read):
             low, high = np.searchsorted(chosen, (start, start + batch.num_rows))
             if high > low:
-                yield from _unpacked(batch, chosen[low:high] - start, column, columns)
+                for clip in _unpacked(batch, chosen[low:high] - start, column, columns):
+                    num_codebooks = num_codebooks or len(clip.codes)
+                    if len(clip.codes) != num_codebooks:
+                        found = f"{len(clip.codes)} lists in one row and {num_codebooks} in another"
+                        raise ValueError(f"{column} has {found}: that's [T][K] or ragged, and must be [K][T]")
+                    yield clip
             start += batch.num_rows
             if start > chosen[-1]:
                 break

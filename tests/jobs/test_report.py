@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import charts, pictures, report_clips
+from jobs.cli import main
 from jobs.clips import WeightsNote, load_mimi
 from jobs.report import write_report
 from pipeline.errors import MimiJobsError
@@ -169,6 +170,16 @@ def test_a_long_clip_is_heard_in_part(tmp_path):
     written = write_report(str(tmp_path / "x.parquet"), str(tmp_path / "r.html"))
     assert "32.00 s, the first 8 s here" in Tags(tmp_path / "r.html").text
     assert written.num_bytes < 1_000_000
+
+
+def test_the_command_writes_the_report_and_keys_are_for_a_report_only(run, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", run.storage.root, "--html", str(tmp_path / "r.html"), "--keys", "0-1", "--keys", "1-0"])
+    said = capsys.readouterr()
+    assert ended.value.code == 0 and "2 clips to hear" in said.out and "RANDOM" in said.err
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", run.storage.root, "--keys", "0-1"])
+    assert ended.value.code == 2 and "add --html FILE" in capsys.readouterr().err
 
 
 # ---- its parts

@@ -211,6 +211,20 @@ def test_files_of_random_bytes_never_end_in_a_traceback(run):
     assert len(problems(run)) == 3
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_command_ends_with_one_verdict_and_a_status_that_says_the_same(run, capsys, damaged):
+    from jobs.cli import main
+
+    if damaged:
+        (root(run) / DATA).unlink()
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", run.storage.root])
+    said = capsys.readouterr()
+    assert ended.value.code == int(damaged)
+    assert len(said.out.splitlines()) == 1 and ("NOT sound" in said.out) is damaged
+    assert len(said.err.splitlines()) == int(damaged)
+
+
 # ---- encoded again
 
 

@@ -126,3 +126,10 @@ def test_files_that_hold_no_codes_are_refused_naming_the_file(tmp_path):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(RunDirError, match="no parquet file there"):
         list(read_codes(str(tmp_path)))
+
+
+def test_frames_by_codebooks_are_refused_and_never_turned_round(tmp_path):
+    rows = [codes_of(row, k=8).T.tolist() for row in (4, 5)]
+    pq.write_table(pa.table({"codes": pa.array(rows, pa.list_(pa.list_(pa.int64())))}), tmp_path / "t-k.parquet")
+    with pytest.raises(RunDirError, match=r"t-k\.parquet: .*6 lists in one row and 5 in another: that's \[T\]\[K\]"):
+        list(read_codes(str(tmp_path / "t-k.parquet")))
