@@ -225,11 +225,11 @@ def _failures(found: CodeFiles, names: Iterable[str]) -> tuple[list[Failure], li
             with found.fs.open(name, "rb") as file:
                 table = pq.read_table(file, columns=columns)
             groups = table.group_by(["stage", "kind"], use_threads=False)
-            grouped = groups.aggregate([("key", "first"), ("message", "first"), ("key", "count")])
+            rows = groups.aggregate([("key", "first"), ("message", "first"), ("key", "count")]).to_pylist()
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             problems.append(f"{found.show(name)}: can't be read ({' '.join(str(error).split())[:200]})")
             continue
-        for row in grouped.to_pylist():
+        for row in rows:
             entry = kinds.setdefault((row["stage"], row["kind"]), [0, row["key_first"], row["message_first"]])
             entry[0] += row["key_count"]
     ordered = sorted(kinds.items(), key=lambda item: (-item[1][0], item[0]))

@@ -139,10 +139,10 @@ def failed_rows(found: CodeFiles) -> FailedRows:
                 failed.left_out += max(0, file.metadata.num_rows - room)
                 if room <= 0:
                     continue
-                table = file.read(columns=list(FAILED_COLUMNS)).slice(0, room)
+                rows = file.read(columns=list(FAILED_COLUMNS)).slice(0, room).to_pylist()
         except (pa.ArrowException, OSError, ValueError, KeyError):
             continue
-        for row in table.to_pylist():
+        for row in rows:
             failed.rows.append({column: one_line(row.get(column), 1000) for column in FAILED_COLUMNS})
             kinds.add(failed.rows[-1]["kind"])
     failed.kinds = sorted(kinds)

@@ -19,7 +19,7 @@ from jobs.code_files import CodeFile, CodeFileError
 from pipeline.errors import RunDirError
 from pipeline.marker import Marker, PublishedFile
 from pipeline.parts import FAILED_SCHEMA
-from pipeline.records import FRAME_SAMPLES, SAMPLE_RATE, Shard
+from pipeline.records import FRAME_SAMPLES, SAMPLE_RATE
 from pipeline.run_dir import RunDir
 from pipeline.schema import run_facts
 
@@ -55,8 +55,8 @@ class _Found:
     kinds: Counter[str] = field(default_factory=Counter)  # of failed rows
 
 
-def check_shard(run: RunDir, schema: pa.Schema | None, shard: Shard | None, marker: Marker) -> ShardReport:
-    """Read every file of a finished shard once. schema, shard: None where the run's own record of it is damaged."""
+def check_shard(run: RunDir, schema: pa.Schema | None, planned_rows: int | None, marker: Marker) -> ShardReport:
+    """Read every file of a finished shard once. schema, planned_rows: None where the run's own record doesn't tell."""
     report, found, whole = ShardReport(), _Found(), True
     for file in marker.files:
         report.num_files += 1
@@ -70,13 +70,13 @@ def check_shard(run: RunDir, schema: pa.Schema | None, shard: Shard | None, mark
                     report.problems += [f"{shown}: {line}" for line in _check_data(path, schema, run, marker, found)]
                 else:
                     _check_failed(path, folder, marker, found)
-            except (_Wrong, RunDirError) as error:
-                text = str(error)
+            except (_Wrong, RunDirError, pa.ArrowException, ValueError) as error:  # ValueError: text that isn't UTF-8
+                text = " ".join(str(error).split())[:300]
                 report.problems.append(text if text.startswith(shown) else f"{shown}: {text}")
                 whole = False
     report.clips, report.frames = found.clips, found.frames
     marker_file = run.storage.join(f"_state/{marker.shard:05d}.json")
-    lines = _own_sums(marker, shard) + (_against_files(marker, found) if whole else [])
+    lines = _own_sums(marker, planned_rows) + (_against_files(marker, found) if whole else [])
     report.problems += [f"{marker_file}: {line}" for line in lines]
     return report
 
@@ -216,15 +216,15 @@ def _check_failed(path: Path, folder: str, marker: Marker, found: _Found) -> Non
 # ---- sums
 
 
-def _own_sums(marker: Marker, shard: Shard | None) -> list[str]:
+def _own_sums(marker: Marker, planned_rows: int | None) -> list[str]:
     """What the marker's numbers must be, whatever the files hold."""
     lines = []
     total = marker.encoded + marker.failed + marker.skipped
     if total != marker.rows_read:
         parts = f"{marker.encoded} encoded, {marker.failed} failed, {marker.skipped} skipped"
         lines.append(f"{parts} are {total} rows, it says {marker.rows_read} were read")
-    if shard is not None and shard.num_rows not in (None, marker.rows_read):
-        lines.append(f"says {marker.rows_read} rows were read, the plan has {shard.num_rows}")
+    if planned_rows not in (None, marker.rows_read):
+        lines.append(f"says {marker.rows_read} rows were read, the plan has {planned_rows}")
     if sum(marker.failures.values()) != marker.failed:
         lines.append(f"says {marker.failed} rows failed, and lists {sum(marker.failures.values())} by kind")
     return lines

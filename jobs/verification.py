@@ -6,10 +6,10 @@
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -20,8 +20,9 @@ from pipeline.schema import FOLDERS
 if TYPE_CHECKING:
     from jobs.reencoding import SampledClip
     from pipeline.marker import Marker
-    from pipeline.records import Shard
     from pipeline.run_dir import RunDir
+
+T = TypeVar("T")
 
 JSON_VERSION = 1
 READERS = 2  # threads; hashing and parquet decoding let go of the interpreter
@@ -92,9 +93,9 @@ def verify(
 
     run = RunDir.open(path, storage_options)
     result = Verification(path)
-    schema = _tried(result, run.schema)
-    shards = _planned(result, run)
-    markers = _tried(result, run.markers) or {}
+    schema = _tried(result, run.storage.join("_state/schema.arrow"), run.schema)
+    shards = _tried(result, run.storage.join("_state/plan.parquet"), lambda: _planned_rows(run)) or {}
+    markers = _tried(result, run.storage.join("_state"), run.markers) or {}
     result.problems += _damaged_markers(run, markers)
     result.shards, result.shards_done = len(shards), len(markers)
     if shards and len(markers) < len(shards):
@@ -108,23 +109,20 @@ def verify(
     return result
 
 
-def _tried(result: Verification, function: Any) -> Any:
+def _tried(result: Verification, where: str, function: Callable[[], T]) -> T | None:
     """What the function gives; None, and a line, where the run's own record is damaged."""
     try:
         return function()
-    except (MimiJobsError, pa.ArrowException, OSError, ValueError) as error:
-        result.problems.append(" ".join(str(error).split()))
+    except (MimiJobsError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        why = " ".join(str(error).split())[:300]
+        result.problems.append(why if why.startswith(where) else f"{where}: can't be read: {why}")
         return None
 
 
-def _planned(result: Verification, run: "RunDir") -> "dict[int, Shard]":
-    """The plan by index; empty, and a line, where it's damaged."""
-    try:
-        return {shard.index: shard for shard in run.shards()}
-    except (MimiJobsError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        why = " ".join(str(error).split())[:200]
-        result.problems.append(f"{run.storage.join('_state/plan.parquet')}: can't be read: {why}")
-        return {}
+def _planned_rows(run: "RunDir") -> dict[int, int | None]:
+    """Of each planned shard, the rows that the plan knows it to have."""
+    table = run.plan().table
+    return dict(zip(table.column("index").to_pylist(), table.column("num_rows").to_pylist(), strict=True))
 
 
 def _damaged_markers(run: "RunDir", markers: "dict[int, Marker]") -> list[str]:
@@ -137,7 +135,7 @@ def _damaged_markers(run: "RunDir", markers: "dict[int, Marker]") -> list[str]:
 
 
 def _reports(
-    run: "RunDir", schema: pa.Schema | None, shards: "dict[int, Shard]", markers: "dict[int, Marker]"
+    run: "RunDir", schema: pa.Schema | None, shards: dict[int, int | None], markers: "dict[int, Marker]"
 ) -> "Iterator[tuple[Marker, ShardReport]]":
     from tqdm import tqdm
 

@@ -211,6 +211,42 @@ def test_files_of_random_bytes_never_end_in_a_traceback(run):
     assert len(problems(run)) == 3
 
 
+def test_text_that_is_not_utf8_is_damage_like_any_other(run):
+    from jobs.inspection import inspect
+    from jobs.locations import find_code_files
+    from jobs.report import failed_rows
+
+    def spoil(table: pa.Table) -> pa.Table:
+        kind = pa.StringArray.from_buffers(
+            1, pa.py_buffer(np.array([0, 2], np.int32).tobytes()), pa.py_buffer(b"\xfb\x84")
+        )
+        return table.set_column(table.schema.get_field_index("kind"), "kind", kind)
+
+    rewrite(run, ERRORS, spoil)
+    (line,) = problems(run)
+    assert line.startswith(str(root(run) / ERRORS)) and "utf-8" in line
+    (line,) = inspect(run.storage.root).problems
+    assert line.startswith(str(root(run) / ERRORS))
+    assert failed_rows(find_code_files(run.storage.root)).rows == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_changed_anywhere_never_end_in_a_traceback(run, seed):
+    rng = np.random.default_rng(seed)
+    paths = [path for path in sorted(root(run).rglob("*")) if path.is_file() and path.name != "job.json"]
+    path = paths[seed % len(paths)]
+    data = np.frombuffer(path.read_bytes(), np.uint8).copy()
+    data[rng.integers(0, len(data), 5)] = rng.integers(0, 256, 5)
+    path.write_bytes(data.tobytes())
+    if path.parent.name in ("data", "errors"):  # with a marker that knows no better, so that the content is read
+        name = str(path.relative_to(root(run)))
+        marker = marker_of(run, int(path.name.split("-")[1]))
+        new = PublishedFile(name, len(data), hashlib.sha256(data.tobytes()).hexdigest())
+        remark(run, replace(marker, files=tuple(new if file.path == name else file for file in marker.files)))
+    odd = [line for line in verify(run.storage.root).problems if "\n" in line or not line.startswith(run.storage.root)]
+    assert odd == []
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_the_command_ends_with_one_verdict_and_a_status_that_says_the_same(run, capsys, damaged):
     from jobs.cli import main
