@@ -49,7 +49,10 @@ class Originals:
 
     def row(self, shard: int, row: int) -> Row:
         """A source row. SourceError where it can't be read, or isn't there any more."""
-        rows = self.reader.rows(self.run.shards()[shard], row)
+        shards = self.run.shards()
+        if not 0 <= shard < len(shards):
+            raise SourceError(f"says it is of shard {shard}, the plan has {len(shards)}")
+        rows = self.reader.rows(shards[shard], row)
         found = next(rows, None)
         if hasattr(rows, "close"):
             rows.close()  # pyright: ignore[reportAttributeAccessIssue]

@@ -93,13 +93,10 @@ def prepare(
     """Read, decode and draw; what can't be had is said in its place."""
     originals = _originals(run)
     note = weights_of(found, storage_options)
-    mimi: Mimi | str = "nothing says which weights made these codes" if note is None else ""
-    shown = []
-    for clip in clips:
-        if note is not None and mimi == "":
-            mimi = _mimi(note, len(clip.codes))
-        shown.append(_prepared(clip, originals, mimi, note))
-    return shown
+    mimi: Mimi | str = "nothing says which weights made these codes"
+    if note is not None and clips:
+        mimi = _mimi(note, max(len(clip.codes) for clip in clips))
+    return [_prepared(clip, originals, mimi, note) for clip in clips]
 
 
 def _originals(run: "RunDir | None") -> Originals | str:
@@ -134,8 +131,10 @@ def _prepared(clip: Clip, originals: Originals | str, mimi: "Mimi | str", note: 
         shown.why_no_original = originals
     else:
         try:
-            row = originals.row(clip.columns["shard"], clip.columns["row"])
-            shown.original = _heard(originals.samples(row, clip.columns["channel"], 0, length))
+            shard, row, channel = (clip.columns.get(name) for name in ("shard", "row", "channel"))
+            if not isinstance(shard, int) or not isinstance(row, int):
+                raise MimiJobsError("its file doesn't say which row of the source it is")
+            shown.original = _heard(originals.samples(originals.row(shard, row), channel, 0, length))
         except MimiJobsError as error:
             shown.why_no_original = one_line(error, 300)
     if isinstance(mimi, str):
@@ -160,11 +159,12 @@ def _quiet(samples: np.ndarray) -> np.ndarray:
 
 def _facts(clip: Clip) -> list[str]:
     columns = clip.columns
-    facts = [f"shard {columns['shard']}, row {columns['row']}"] if columns.get("row") is not None else [clip.file]
+    known = {name: value for name in ("shard", "row") if isinstance(value := columns.get(name), int)}
+    facts = [f"{name} {value}" for name, value in known.items()] or [clip.file]
     if columns.get("channel") is not None:
         facts.append(f"channel {columns['channel']}")
-    if columns.get("sample_rate") is not None:
+    if isinstance(columns.get("sample_rate"), int):
         facts.append(f"{columns['sample_rate']:,} Hz")
-    if columns.get("num_channels") is not None:
+    if isinstance(columns.get("num_channels"), int):
         facts.append(f"{columns['num_channels']} {'channel' if columns['num_channels'] == 1 else 'channels'}")
     return [*facts, f"{clip.codes.shape[1]:,} frames"]

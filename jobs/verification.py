@@ -101,11 +101,14 @@ def verify(
     if shards and len(markers) < len(shards):
         left = len(shards) - len(markers)
         result.problems.append(f"{path}: {left:,} of {len(shards):,} shards aren't finished, run `mimi-jobs resume`")
+    whole = {}
     for marker, report in _reports(run, schema, shards, markers):
         _add(result, marker, report)
+        if not report.problems:
+            whole[marker.shard] = marker
     result.problems += _strays(run, markers)
     if sample > 0:
-        _encode_again(result, run, markers, _draw(markers, sample, random.Random(seed)), storage_options)
+        _encode_again(result, run, whole, _draw(whole, sample, random.Random(seed)), storage_options)
     return result
 
 

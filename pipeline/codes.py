@@ -187,7 +187,7 @@ def _chosen(
         return chosen
     here = file.read_row_group(group, columns=["key"]).column(0).to_pylist()
     among = set(keys)
-    return np.array([row for row in chosen if here[row] in among], np.int64)
+    return np.array([row for row in chosen if here[row] is not None and str(here[row]) in among], np.int64)
 
 
 def _unpacked(batch: pa.RecordBatch, rows: np.ndarray, column: str, columns: Sequence[str]) -> Iterator[StoredCodes]:
@@ -212,4 +212,4 @@ def _unpacked(batch: pa.RecordBatch, rows: np.ndarray, column: str, columns: Seq
             raise ValueError(f"{column} holds {codes.max()}, codes are 0 to {CODEBOOK_SIZE - 1}")
         others = {name: batch.column(name)[row].as_py() for name in columns}
         key = batch.column("key")[row].as_py() if has_key else None
-        yield StoredCodes(key, codes.reshape(num_codebooks, -1).copy(), others)
+        yield StoredCodes(None if key is None else str(key), codes.reshape(num_codebooks, -1).copy(), others)

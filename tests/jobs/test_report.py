@@ -130,6 +130,26 @@ def test_a_file_of_another_tool_has_a_report_that_says_what_it_lacks(tmp_path):
     assert "nothing says which weights made these codes" in text
 
 
+def test_files_of_other_types_and_unlike_codebooks_are_shown_as_they_are(tmp_path):
+    for k in (1, 2):
+        table = pa.table(
+            {
+                "key": [k],
+                "codes": pa.array([random_codes(5, k=k).tolist()], pa.list_(pa.list_(pa.int64()))),
+                "sample_rate": ["16 kHz"],
+                "row": ["first"],
+                "duration": ["long"],
+            }
+        ).replace_schema_metadata({"mimi_jobs": json.dumps({"weights": "random:0"})})
+        pq.write_table(table, tmp_path / f"{k}.parquet")
+    written = write_report(str(tmp_path), str(tmp_path / "r.html"))
+    assert written.num_clips == 2 and len(written.problems) == 1  # the other K
+    assert [attrs["aria-label"] for tag, attrs in Tags(tmp_path / "r.html").tags if tag == "audio"] == [
+        "From the codes of 1",
+        "From the codes of 2",
+    ]
+
+
 def test_damaged_files_are_listed_and_the_rest_still_reported(run, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(run.storage.root, out)

@@ -133,3 +133,9 @@ def test_frames_by_codebooks_are_refused_and_never_turned_round(tmp_path):
     pq.write_table(pa.table({"codes": pa.array(rows, pa.list_(pa.list_(pa.int64())))}), tmp_path / "t-k.parquet")
     with pytest.raises(RunDirError, match=r"t-k\.parquet: .*6 lists in one row and 5 in another: that's \[T\]\[K\]"):
         list(read_codes(str(tmp_path / "t-k.parquet")))
+
+
+def test_keys_that_are_numbers_are_text(tmp_path):
+    pq.write_table(pa.table({"key": [7, None], "codes": [[[1]], [[2]]]}), tmp_path / "numbers.parquet")
+    assert [row.key for row in read_codes(str(tmp_path))] == ["7", None]
+    assert [row.key for row in read_codes(str(tmp_path), keys=["7"])] == ["7"]
