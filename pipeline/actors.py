@@ -83,18 +83,18 @@ class EncodeWorker:
         import torch
 
         from mimi import Mimi
+        from mimi.graph import use_precision
         from pipeline.engine import Engine
 
         spec = plan.model
         _check_weights(spec, plan.weights_sha256)
         torch.set_num_threads(spec.threads)
-        dtype = torch.bfloat16 if spec.precision == "bfloat16" else torch.float32
         model = Mimi.load(
             spec.weights,
             revision=spec.revision,
             num_codebooks=spec.num_codebooks,
             device=spec.device,
-            dtype=dtype,
+            dtype=use_precision(spec.precision),
         )
         self._plan = plan
         self._engine = Engine(

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from mimi.graph import Pending, Runner, StepEncoder, step_runner
 from pipeline.errors import AudioError
 from pipeline.records import FRAME_SAMPLES
 
@@ -33,25 +34,6 @@ class SampleStream(Protocol):
     def samples(self) -> int: ...  # of the source, decoded so far
     def __iter__(self) -> Iterator[np.ndarray]: ...
     def close(self) -> None: ...
-
-
-class StepOutput(Protocol):
-    """What a step of the model gives back (`mimi.model.Step`)."""
-
-    @property
-    def codes(self) -> torch.Tensor: ...  # int64 [slots, num_codebooks, frames]
-    @property
-    def finite(self) -> torch.Tensor: ...  # bool [slots]
-    @property
-    def state(self) -> Any: ...
-
-
-class StepEncoder(Protocol):
-    """The part of `mimi.Mimi` that the engine drives. On a GPU all shapes are fixed for one engine."""
-
-    def new_state(self, slots: int) -> Any: ...
-    def reset_slots(self, state: Any, mask: torch.Tensor) -> Any: ...
-    def encode_step(self, chunk: torch.Tensor, state: Any, active: torch.Tensor | None = None) -> StepOutput: ...
 
 
 class Cancelled(Exception):
@@ -161,6 +143,24 @@ class _Slots:
         return [(i, clip) for i, clip in enumerate(self.clips) if clip is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The next samples of the clip in a slot: float32 [n], at most a chunk."""
+
+    slot: int
+    clip: Clip
+    samples: np.ndarray
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was launched, and whose chunks are in it."""
+
+    work: list[_Chunk]
+    pending: Pending
+
+
 class Engine:
     """Holds one model and `slots` slots; encodes whatever clips are submitted, first come, first served.
 
@@ -170,14 +170,21 @@ class Engine:
     """
 
     def __init__(
-        self, model: StepEncoder, *, slots: int, chunk_frames: int, device: str = "cpu", decode_threads: int = 1
+        self,
+        model: StepEncoder,
+        *,
+        slots: int,
+        chunk_frames: int,
+        device: str = "cpu",
+        decode_threads: int = 1,
+        open_runner: Callable[[StepEncoder, int, int, torch.device], Runner] = step_runner,
     ):
+        """open_runner: how the model's steps are run; by default, as suits the device."""
         self.slots = slots
         self.chunk_samples = chunk_frames * FRAME_SAMPLES
         self.chunk_frames = chunk_frames
         self.stats = EngineStats()
-        self._model = model
-        self._device = torch.device(device)
+        self._open_runner = lambda: open_runner(model, slots, chunk_frames, torch.device(device))
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         self._waiting: deque[Clip] = deque()
         self._changed = threading.Condition()
@@ -256,11 +263,17 @@ class Engine:
 
     def _run(self) -> None:
         slots = _Slots([None] * self.slots, [True] * self.slots)
+        pending: deque[_Step] = deque()
         try:
             with torch.inference_mode():  # thread-local, so it is set here
-                state = self._model.new_state(self.slots)
-                while (work := self._next_step(slots)) is not None:
-                    state = self._step(slots, work, state)
+                runner = self._open_runner()
+                while (work := self._next_step(slots, wait=not pending)) is not None:
+                    started = time.monotonic()
+                    if work:
+                        pending.append(self._launch(slots, work, runner))
+                    if pending and (not work or len(pending) > runner.ahead):
+                        self._collect(pending.popleft())
+                    self.stats.step_seconds += time.monotonic() - started
         except BaseException as error:  # noqa: BLE001 - every clip learns of it, and so does the next `submit`
             self._fail(error)
         else:
@@ -275,8 +288,8 @@ class Engine:
             clip.cancelled = True
             clip.future.set_exception(error)
 
-    def _next_step(self, slots: _Slots) -> list[tuple[int, Clip, np.ndarray, bool]] | None:
-        """Wait until a step is worth taking; (slot, clip, chunk, last) of those that take part. None: closed."""
+    def _next_step(self, slots: _Slots, *, wait: bool) -> list[_Chunk] | None:
+        """Wait until a step is worth taking, and take its chunks. None: closed; []: none is ready, without `wait`."""
         gather_until: float | None = None
         with self._changed:
             while True:
@@ -291,6 +304,8 @@ class Engine:
                     gather_until = now + GATHER_S
                 if ready and (len(ready) == len(busy) or now >= (gather_until or 0)):
                     break
+                if not ready and not wait:
+                    return []
                 self._changed.wait(None if not ready else max(0.0, (gather_until or now) - now))
                 if busy and not ready:
                     self.stats.starved_seconds += time.monotonic() - now
@@ -298,7 +313,7 @@ class Engine:
             for i, clip in ready:
                 chunk, last = clip.ready.popleft()
                 self._refill(clip)
-                work.append((i, clip, chunk, last))
+                work.append(_Chunk(i, clip, chunk, last))
             return work
 
     def _drop_ended(self, slots: _Slots) -> None:
@@ -325,42 +340,38 @@ class Engine:
             slots.clips[i] = self._waiting.popleft()
             slots.stale[i] = True
 
-    def _step(self, slots: _Slots, work: list[tuple[int, Clip, np.ndarray, bool]], state: Any) -> Any:
-        started = time.monotonic()
-        if any(slots.stale):
-            state = self._model.reset_slots(state, torch.tensor(slots.stale, device=self._device))
-            slots.stale = [False] * self.slots
-        num_samples = self.chunk_samples
-        if self._device.type == "cpu":  # a GPU wants one shape for every step; here padding is work for nothing
-            longest = max(len(chunk) for _, _, chunk, _ in work)
-            num_samples = -(-longest // FRAME_SAMPLES) * FRAME_SAMPLES
-        samples = np.zeros((self.slots, 1, num_samples), np.float32)
-        active = np.zeros(self.slots, bool)
-        for i, _, chunk, _ in work:
-            samples[i, 0, : len(chunk)] = chunk
-            active[i] = True
-        chunk_tensor = torch.from_numpy(samples).to(self._device)
-        step = self._model.encode_step(chunk_tensor, state, torch.from_numpy(active).to(self._device))
-        codes = step.codes.to("cpu").numpy().astype(np.uint16)
-        finite = step.finite.to("cpu").numpy()
-        for i, clip, _, last in work:
-            self._take_codes(slots, i, clip, codes[i], bool(finite[i]), last)
+    def _launch(self, slots: _Slots, work: list[_Chunk], runner: Runner) -> _Step:
+        """Begin a step. A clip whose last chunk is on its way needs its slot no more."""
+        fresh = np.array(slots.stale)
+        slots.stale = [False] * self.slots
+        pending = runner.launch([(chunk.slot, chunk.samples) for chunk in work], fresh)
+        for chunk in work:
+            if chunk.last:
+                slots.clips[chunk.slot], slots.stale[chunk.slot] = None, True
         self.stats.steps += 1
         self.stats.busy_slot_steps += len(work)
-        self.stats.step_seconds += time.monotonic() - started
-        return step.state
+        return _Step(work, pending)
 
-    def _take_codes(self, slots: _Slots, slot: int, clip: Clip, codes: np.ndarray, finite: bool, last: bool) -> None:
+    def _collect(self, step: _Step) -> None:
+        """Wait for a step's codes and give them to their clips."""
+        done = step.pending.result()
+        for chunk in step.work:
+            self._take_codes(chunk, done.codes[chunk.slot], bool(done.finite[chunk.slot]))
+
+    def _take_codes(self, chunk: _Chunk, codes: np.ndarray, finite: bool) -> None:
+        clip = chunk.clip
         if not finite:
             second = clip.frames_done / 12.5
             with self._changed:
                 clip.error = AudioError("not_finite", f"the model's latents are not finite {second:.1f} s in", "encode")
+                self._ended(clip)
             return
         clip.codes.append(codes)
         clip.frames_done += codes.shape[1]
         self.stats.frames += codes.shape[1]
-        if last:
+        if chunk.last:
             with self._changed:
+                alive = clip in self._alive
                 self._alive.discard(clip)
-            slots.clips[slot], slots.stale[slot] = None, True
-            clip.future.set_result(clip.encoded())
+            if alive:  # else an earlier chunk has failed it
+                clip.future.set_result(clip.encoded())
