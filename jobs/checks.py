@@ -163,10 +163,20 @@ def check_weights(job: Job) -> CheckedWeights | None:
 
 
 def check_resources(job: Job) -> Resources | None:
+    """Settle what runs where, on this machine or on the cluster that the job is for."""
     model, ray = job.section(ModelConfig), job.section(RayConfig)
     if model is None or ray is None:
         return None
-    resources, problems = resolve_resources(model, ray, this_machine())
+    nodes = None
+    if ray.address != "local":
+        from pipeline.survey import survey
+
+        try:
+            nodes = survey(ray.address).nodes
+        except RunDirError as error:
+            note(job, "ray.address", str(error))
+            return None
+    resources, problems = resolve_resources(model, ray, this_machine(), nodes)
     for key, message in problems:
         job.add(key, message)
     return resources

@@ -1,6 +1,6 @@
-"""What `auto` means for device, slots, chunk, threads and actors, and whether this machine has what a job asks for.
+"""What `auto` means for device, slots, chunk, threads and actors, and whether there is what a job asks for.
 
-Looks at this machine only; what a running cluster has is known once it is joined.
+Looks at this machine only; what a running cluster has is given as its nodes.
 """
 
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from jobs.config import ModelConfig, RayConfig
+from pipeline.nodes import Node, actors_that_fit, held_text
 from pipeline.records import FRAME_SAMPLES, SAMPLE_RATE
 
 CPU_CHUNK_FRAMES = 25  # 2 s: on a CPU the activations of more no longer stay in the cache
@@ -54,11 +55,16 @@ def this_machine() -> Machine:
     return Machine(_usable_cpus(), _usable_gpus(), _free_memory())
 
 
-def resolve_resources(model: ModelConfig, ray: RayConfig, machine: Machine) -> tuple[Resources | None, list[Problem]]:
-    """Settle every `auto`; problems name the key that asks for what isn't there."""
+def resolve_resources(
+    model: ModelConfig, ray: RayConfig, machine: Machine, nodes: tuple[Node, ...] | None = None
+) -> tuple[Resources | None, list[Problem]]:
+    """Settle every `auto`; problems name the key that asks for what isn't there.
+
+    nodes: of the cluster that the job is for, where it is for one and they're known.
+    """
     problems: list[Problem] = []
     local = ray.address == "local"
-    device = _device(model, ray, machine, problems)
+    device = _device(model, ray, machine, nodes, problems)
     if device is None:
         return None, problems
     on_gpu = device == "cuda"
@@ -73,10 +79,12 @@ def resolve_resources(model: ModelConfig, ray: RayConfig, machine: Machine) -> t
     if ray.cpus_per_actor != "auto":
         cpus_each = ray.cpus_per_actor
     else:  # beside a GPU the decoders want what there is
-        cpus_each = float(max(1, machine.cpus // max(1, machine.gpus))) if on_gpu and local else 1.0
+        cpus_each = _cpus_beside_a_gpu(machine, None if local else nodes or ()) if on_gpu else 1.0
     actors = ray.actors
     if local:
         actors = _local_actors(ray, machine, cpus_each, gpus_each, problems)
+    elif nodes is not None and not ray.wait_for_resources_s:
+        _check_cluster(ray, nodes, cpus_each, gpus_each, problems)
     chunk = GPU_CHUNK_FRAMES if on_gpu else CPU_CHUNK_FRAMES
     if model.chunk_seconds != "auto":
         chunk = max(1, round(model.chunk_seconds * SAMPLE_RATE / FRAME_SAMPLES))
@@ -85,7 +93,9 @@ def resolve_resources(model: ModelConfig, ray: RayConfig, machine: Machine) -> t
     return (None if problems else resources), problems
 
 
-def _device(model: ModelConfig, ray: RayConfig, machine: Machine, problems: list[Problem]) -> str | None:
+def _device(
+    model: ModelConfig, ray: RayConfig, machine: Machine, nodes: tuple[Node, ...] | None, problems: list[Problem]
+) -> str | None:
     if ray.address == "local":
         if model.device == "cuda" and not machine.gpus:
             problems.append(("model.device", "is cuda and torch finds no GPU here, use cpu or auto"))
@@ -95,8 +105,34 @@ def _device(model: ModelConfig, ray: RayConfig, machine: Machine, problems: list
         return model.device
     if ray.gpus_per_actor != "auto":
         return "cuda" if ray.gpus_per_actor > 0 else "cpu"
+    if nodes is not None:
+        return "cuda" if any(node.gpus for node in nodes) else "cpu"
     problems.append(("model.device", "is auto, which a cluster doesn't settle before it is joined, set cpu or cuda"))
     return None
+
+
+def _cpus_beside_a_gpu(machine: Machine, nodes: tuple[Node, ...] | None) -> float:
+    """A GPU's share of its machine's CPUs; on a cluster the smallest, so that every GPU gets an actor."""
+    machines = [(machine.cpus, machine.gpus)] if nodes is None else [(node.cpus, node.gpus) for node in nodes]
+    return float(min((max(1, int(cpus / gpus)) for cpus, gpus in machines if gpus), default=1))
+
+
+def _check_cluster(
+    ray: RayConfig, nodes: tuple[Node, ...], cpus_each: float, gpus_each: float, problems: list[Problem]
+) -> None:
+    """Whether the cluster has room for what is asked for; one that grows has `ray.wait_for_resources_s`."""
+    fits = actors_that_fit(nodes, cpus_each, gpus_each)
+    grows = "or set ray.wait_for_resources_s if the cluster grows"
+    each = f"{cpus_each:g} CPUs" + (f" and {gpus_each:g} GPUs" if gpus_each else "")
+    if fits < 1:
+        key = (
+            "ray.gpus_per_actor" if gpus_each and not any(n.gpus >= gpus_each for n in nodes) else "ray.cpus_per_actor"
+        )
+        has = f"the cluster has {held_text(nodes)}, none with {each}"
+        problems.append((key, f"an actor asks for {each} and {has}, ask for less {grows}"))
+    elif ray.actors != "auto" and ray.actors > fits:
+        message = f"{ray.actors} actors of {each} don't fit into the cluster's {held_text(nodes)}"
+        problems.append(("ray.actors", f"{message}, ask for {fits} or fewer {grows}"))
 
 
 def _local_actors(

@@ -23,6 +23,7 @@ from jobs.config import SECTIONS, THROUGHPUT_KEYS, AudioConfig, JobConfig
 from jobs.job_file import COMMAND_LINE, Job, build_job, override_keys, read_job
 from jobs.manifest import make_manifest, missing_secrets
 from jobs.resources import Resources
+from jobs.shared_files import check_shared_files
 from pipeline.errors import ConfigError
 from pipeline.spec import AudioPolicy, ModelSpec, OutputSpec
 
@@ -133,6 +134,9 @@ def prepare(job: Job, *, resuming: bool = False) -> Prepared:
         raise ConfigError(
             [f"{config.output.path}: {change}; put it back as it was, or submit a new job" for change in changes]
         )
+    check_shared_files(job, dataset, weights)
+    if job.problems:
+        raise ConfigError(job.problems)
     return Prepared(config, dataset, weights, resources, facts, fingerprint(facts), existing)
 
 

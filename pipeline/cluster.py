@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from pipeline.errors import RunDirError
 
@@ -72,10 +73,21 @@ def connected(plan: RayPlan, num_actors: int) -> Iterator[str | None]:
                 end_private_ray(folder)
 
 
+def use_token() -> None:
+    """Have this process show the token that it has, if it has one, to a cluster that it joins.
+
+    Ray does so by itself only where it starts a cluster. It must be said before Ray is connected.
+    """
+    from ray._private.authentication import authentication_token_setup as setup
+
+    setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
 def _join(address: str, quiet: dict) -> None:
+    use_token()
     try:
         ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
         raise RunDirError(
             f"ray.address: can't join the Ray cluster at {address}: {str(error).splitlines()[0]}; is it running, and "
             "does RAY_AUTH_TOKEN (or ~/.ray/auth_token) hold its token?"

@@ -4,6 +4,7 @@ import pytest
 
 from jobs.config import ModelConfig, RayConfig
 from jobs.resources import ACTOR_BYTES, Machine, Resources, resolve_resources, this_machine
+from pipeline.nodes import Node
 
 LAPTOP = Machine(cpus=8, gpus=0)
 STATION = Machine(cpus=16, gpus=2)
@@ -75,6 +76,37 @@ def test_a_cluster_settles_the_number_of_actors_and_not_the_device():
 def test_what_the_machine_lacks_is_named_by_its_key(machine, ray, model, key):
     found, message = refused(machine, RayConfig(**ray), **model)
     assert found == key and message
+
+
+GPU_NODES = (Node("head", 8, 0), Node("a", 16, 4), Node("b", 30, 8))
+
+
+def on_cluster(ray: RayConfig, **model) -> tuple[Resources | None, list[tuple[str, str]]]:
+    return resolve_resources(ModelConfig(**model), ray, LAPTOP, GPU_NODES)
+
+
+def test_a_known_cluster_settles_the_device_and_the_cpus_beside_a_gpu():
+    assert on_cluster(CLUSTER) == (Resources("cuda", 64, 25, 3, "auto", 3.0, 1.0), [])
+    resources, problems = resolve_resources(ModelConfig(), CLUSTER, STATION, (Node("a", 4, 0),))
+    assert resources is not None and (resources.device, problems) == ("cpu", [])
+
+
+@pytest.mark.parametrize(
+    ("ray", "model", "key", "words"),
+    [
+        ({"actors": 13}, {}, "ray.actors", "13 actors of 3 CPUs and 1 GPUs don't fit"),
+        ({"gpus_per_actor": 9.0}, {}, "ray.gpus_per_actor", "3 nodes with 54 CPUs and 12 GPUs"),
+        ({"cpus_per_actor": 31.0}, {}, "ray.cpus_per_actor", "3 nodes with 54 CPUs"),
+        ({"cpus_per_actor": 20.0, "actors": 2}, {"device": "cpu"}, "ray.actors", "ask for 1 or fewer"),
+    ],
+)
+def test_what_a_cluster_lacks_is_refused_unless_it_may_grow(ray, model, key, words):
+    config = RayConfig(address="auto", **ray)
+    resources, ((found, message),) = on_cluster(config, **model)
+    assert resources is None and found == key and words in message
+    growing = config.model_copy(update={"wait_for_resources_s": 600.0})
+    resources, problems = on_cluster(growing, **model)
+    assert resources is not None and problems == []
 
 
 def test_this_machine_has_something_to_run_on():

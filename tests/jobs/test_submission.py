@@ -66,9 +66,9 @@ def test_what_cannot_run_is_one_line_naming_where_it_was_set(job_file, override,
     assert all_files(tmp_path) == before
 
 
-def test_a_cluster_leaves_no_device_to_be_guessed(job_file):
-    (line,) = refused(job_file, "ray.address=auto")
-    assert line.startswith(f"{job_file}: model.device: is auto") and "set cpu or cuda" in line
+def test_an_address_where_no_cluster_answers_is_refused(job_file):
+    (line,) = refused(job_file, "ray.address=127.0.0.1:1")
+    assert line.startswith("command line: ray.address: nothing answers at 127.0.0.1:1") and "ray start" in line
 
 
 def test_problems_of_the_file_the_dataset_and_the_weights_come_together(tmp_path, dataset):
