@@ -1,7 +1,8 @@
 """The Ray that a run lives on: a private one on this machine, or a running cluster. Started, joined, and cleared away.
 
-A private Ray gets a temporary folder of its own. The folder's name stands in the command line of each of its daemons,
-so that whatever a killed driver left behind can be told from every other Ray and ended by the next one.
+A private Ray gets a temporary folder of its own. The folder's name stands in the environment of each of its processes
+(they rewrite their command lines), so that whatever a killed driver left behind can be told from everything else and
+ended by the next one.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from ray.exceptions import AuthenticationError
 from pipeline.errors import RunDirError
 
 PREFIX = "mimi-jobs-ray-"
+MARK = "MIMI_JOBS_PRIVATE_RAY"  # environment of a private Ray's processes: its folder
 OBJECT_STORE_BYTES = 128 << 20  # the object store carries no audio and no codes
 SHORT_TMP = "/tmp"  # Ray's sockets fail below a long path: 107 bytes in all
 
@@ -43,7 +45,7 @@ def connected(plan: RayPlan, num_actors: int) -> Iterator[str | None]:
     """Ray, started or joined; yields the private Ray's folder, or None on a cluster.
 
     Ray puts the working directory before site-packages on the workers' path. A user's own `jobs/` there must not
-    shadow ours, so Ray is started from a neutral folder. What Ray prints goes to its own logs.
+    shadow ours, so Ray is started from an empty folder. What Ray prints goes to its own logs.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
     folder = None
@@ -53,7 +55,7 @@ def connected(plan: RayPlan, num_actors: int) -> Iterator[str | None]:
             folder = tempfile.mkdtemp(prefix=PREFIX, dir=SHORT_TMP)
             Path(folder, "driver.pid").write_text(str(os.getpid()))
             cpus = max(1, round(plan.cpus_per_actor * num_actors + 0.5), os.cpu_count() or 1)
-            with _working_directory(folder):
+            with _working_directory(folder), _environment(MARK, folder):
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -63,7 +65,7 @@ def connected(plan: RayPlan, num_actors: int) -> Iterator[str | None]:
                     **quiet,
                 )
         else:
-            with _working_directory(tempfile.gettempdir()):
+            with tempfile.TemporaryDirectory(prefix=PREFIX) as empty, _working_directory(empty):
                 _join(plan.address, quiet)
         try:
             yield folder
@@ -108,6 +110,15 @@ class _Discarded:
 
 
 @contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+@contextlib.contextmanager
 def _working_directory(folder: str) -> Iterator[None]:
     before = os.getcwd()
     os.chdir(folder)
@@ -149,24 +160,15 @@ def end_private_ray(folder: str) -> None:
 
 
 def _processes_of(folder: str) -> list[int]:
-    """Processes with `folder` in their command line or environment, and their children; not this one."""
+    """The processes of the private Ray in `folder`: those that inherited its mark."""
     if not sys.platform.startswith("linux"):
         return []
-    found, parents = set(), {}
+    mark, found = f"{MARK}={folder}".encode(), []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        pid = int(entry.name)
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if folder.encode() in (entry / "cmdline").read_bytes():
-                found.add(pid)
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        if not more:
-            break
-        found |= more
-    return sorted(found - {os.getpid()})
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 def _is_alive(pid: int) -> bool:

@@ -89,15 +89,16 @@ def _ask(address: str, files: Mapping[str, int | None]) -> dict[str, Any]:
     path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-c", "from pipeline.survey import main; main()"]
     try:
-        done = subprocess.run(
-            command,
-            input=json.dumps({"address": address, "files": files}),
-            capture_output=True,
-            text=True,
-            timeout=SURVEY_S,
-            cwd=tempfile.gettempdir(),
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        with tempfile.TemporaryDirectory(prefix=PROBES) as empty:
+            done = subprocess.run(
+                command,
+                input=json.dumps({"address": address, "files": files}),
+                capture_output=True,
+                text=True,
+                timeout=SURVEY_S,
+                cwd=empty,
+                env={**os.environ, "PYTHONPATH": path},
+            )
         answer, words = done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
         answer, words = "", error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
