@@ -41,7 +41,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Path:
-    make_dataset(folder / "data", ROWS, seed=1, longest_s=60)
+    make_dataset(folder / "data", ROWS, seed=1, longest_s=30)
     return folder / "data"
 
 
