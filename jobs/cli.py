@@ -61,8 +61,25 @@ def check(job_file: JobFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def submit(job_file: JobFile, overrides: Overrides = None) -> None:
+def submit(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Hand it to a Ray cluster and return.")] = False,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="URL", help="The cluster's dashboard: http://HOST:8265.")
+    ] = None,
+) -> None:
     """Check a job, then run it."""
+    if detach:
+        from jobs.detaching import dashboard_address, follow_lines, submit_detached
+
+        for line in follow_lines(submit_detached(job_file, overrides or (), address=dashboard_address(address))):
+            print(line)
+        return
+    if address is not None:
+        raise ConfigError(
+            [f"{COMMAND_LINE}: --address: goes with --detach; to run from here, use ray.address=HOST:PORT"]
+        )
     from jobs.plan_text import summary
     from jobs.submission import check as check_job
 
