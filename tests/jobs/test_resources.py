@@ -24,7 +24,7 @@ def refused(machine: Machine, ray: RayConfig | None = None, **model) -> tuple[st
 
 
 def test_a_cpu_gets_an_actor_of_one_slot_and_one_thread_for_each_core():
-    assert settled(LAPTOP) == Resources("cpu", 1, 25, 1, 8, 1.0, 0.0)
+    assert settled(LAPTOP) == Resources("cpu", 1, 50, 1, 8, 1.0, 0.0)
 
 
 def test_actors_fit_into_the_memory():
