@@ -196,6 +196,31 @@ def decode(
         _complain([RANDOM_WEIGHTS.format(done.weights) + "; the sound is noise"])
 
 
+@app.command()
+def bench(
+    job_file: Annotated[str | None, typer.Argument(metavar="[JOB.yaml]", help="Measure this job's own data.")] = None,
+    overrides: Overrides = None,
+    peers: Annotated[bool, typer.Option("--peers", help="Beside moshi, transformers and rustymimi.")] = False,
+    batches: Annotated[bool, typer.Option("--batches", help="With --peers: their sorted batches of 8 too.")] = False,
+    agreement: Annotated[bool, typer.Option("--agreement", help="How many codes other precisions change.")] = False,
+    weights: Annotated[
+        str | None, typer.Option(metavar="WEIGHTS", help="A hub id, folder, file or random:SEED (random:0).")
+    ] = None,
+    audio: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Recordings to encode, instead of made ones.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="In all; every CPU by default.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contender.")] = 3,
+) -> None:
+    """Measure the speed here, against the machine's own matrix-multiply rate and installed peers."""
+    from jobs.bench_command import BenchOptions, run_bench
+
+    options = BenchOptions(
+        job_file, tuple(overrides or ()), peers, batches, agreement, weights, audio, threads, repeats
+    )
+    run_bench(options)
+
+
 def _write_report(path: str, output: str, keys: list[str]) -> None:
     from jobs.report import write_report
     from jobs.tables import RANDOM_WEIGHTS, bytes_text
