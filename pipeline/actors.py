@@ -146,7 +146,7 @@ class EncodeWorker:
 
     def state(self) -> ActorState:
         stats = self._engine.stats
-        runs = tuple(run.progress for run, _ in list(self._runs.values()))
+        runs = tuple(run.progress() for run, _ in list(self._runs.values()))
         node, pid = self.ready()
         return ActorState(
             node, pid, runs, stats.steps, stats.busy_slot_steps, stats.step_seconds, stats.starved_seconds

@@ -53,7 +53,7 @@ class Tally:
         for flight in flights:
             num_rows = self._num_rows[flight.shard]
             if num_rows:
-                share += self._weights[flight.shard] * min(1.0, flight.rows_read / num_rows)
+                share += self._weights[flight.shard] * min(1.0, (flight.rows_read - flight.rows_in_flight) / num_rows)
         audio = self.sums["audio_seconds"] + sum(p.audio_seconds for p in flights)
         since = self._encoding_since
         return Totals(

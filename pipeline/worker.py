@@ -6,13 +6,13 @@ A row that can't become codes becomes a `FailedRow`; nothing else that a row doe
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from pipeline.audio import AudioStream, open_audio
 from pipeline.engine import Cancelled, Clip, Encoded, Engine
 from pipeline.errors import AudioError
-from pipeline.records import EncodedRow, FailedRow, Row, Shard, ShardResult
+from pipeline.records import FRAME_SAMPLES, SAMPLE_RATE, EncodedRow, FailedRow, Row, Shard, ShardResult
 from pipeline.spec import AudioPolicy
 
 MAX_BYTES_IN_FLIGHT = 256 << 20  # of undecoded audio, beyond the first row
@@ -39,14 +39,15 @@ class Writer(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """What a shard has done so far, read by other threads for the progress bar."""
+    """What an attempt at a shard has done so far, for the progress bar."""
 
     shard: int
     rows_read: int = 0
     encoded: int = 0
     failed: int = 0
     skipped: int = 0
-    audio_seconds: float = 0.0
+    audio_seconds: float = 0.0  # of rows in flight too, as far as they are encoded
+    rows_in_flight: int = 0
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ class ShardRun:
         care: Care | None = None,
         stop: threading.Event | None = None,
     ):
-        self.progress = Progress(shard.index)
+        self._progress = Progress(shard.index)
         self._shard, self._reader, self._engine, self._writer = shard, reader, engine, writer
         self._policy, self._care = policy, care or Care()
         self._stop = stop or threading.Event()
@@ -133,7 +134,7 @@ class ShardRun:
             for item in self._reader.rows(self._shard):
                 if self._stop.is_set():
                     self._wind_up()
-                self.progress.rows_read += 1
+                self._progress.rows_read += 1
                 if item.row not in self._writer.done:
                     self._take(item)
             while self._in_flight:
@@ -141,10 +142,14 @@ class ShardRun:
         except BaseException:
             self._cancel_all()
             raise
-        return self._writer.finish(self.progress.rows_read)
+        return self._writer.finish(self._progress.rows_read)
 
-    def rows_in_flight(self) -> dict[int, Row]:
-        return {number: flight.row for number, flight in list(self._in_flight.items())}
+    def progress(self) -> Progress:
+        """How far it is now; may be asked from any thread."""
+        flights = list(self._in_flight.values())
+        encoded_s = sum(f.clips[0].frames_done for f in flights if f.clips) * FRAME_SAMPLES / SAMPLE_RATE
+        seconds = self._progress.audio_seconds + encoded_s
+        return replace(self._progress, audio_seconds=seconds, rows_in_flight=len(flights))
 
     def row_of(self, clip: Clip) -> Row | None:
         return next((f.row for f in list(self._in_flight.values()) if clip in f.clips), None)
@@ -229,8 +234,8 @@ class ShardRun:
             for number, done in enumerate(flight.encoded)
         ]
         self._writer.add(rows)
-        self.progress.encoded += 1
-        self.progress.audio_seconds += flight.encoded[0].duration
+        self._progress.encoded += 1
+        self._progress.audio_seconds += flight.encoded[0].duration
 
     def _drop(self, flight: _RowInFlight, error: BaseException) -> None:
         """A clip of the row didn't become codes: the row fails, unless the fault isn't the row's."""
@@ -249,9 +254,9 @@ class ShardRun:
     def _fail(self, failed: FailedRow) -> None:
         self._writer.fail(failed)
         if failed.stage == "filter":
-            self.progress.skipped += 1
+            self._progress.skipped += 1
         else:
-            self.progress.failed += 1
+            self._progress.failed += 1
 
     # ------------------------------------------------------------ stopping
 

@@ -128,3 +128,24 @@ def test_a_row_given_up_as_crashed_is_not_touched():
     result, writer = encode(ListReader(items), care=Care(crashed={1: crashed}))
     assert counts(result) == (2, 1, 1, 0)
     assert writer.failed == [crashed]
+
+
+def test_a_long_recording_in_flight_counts_as_far_as_it_is_encoded():
+    gate = threading.Event()
+    seen = []
+
+    class Held(FakeEncoder):
+        def encode_step(self, chunk, state, active=None):
+            if self.steps == 5:
+                seen.append(run.progress())
+                gate.set()
+            return super().encode_step(chunk, state, active)
+
+    writer = MemoryWriter(SHARD)
+    with Engine(Held(32768.0), slots=1, chunk_frames=1) as engine:
+        reader = ListReader([row(0, wav(whole_numbers(24000)))])
+        run = ShardRun(SHARD, reader=reader, engine=engine, writer=writer, policy=AudioPolicy())
+        run.run()
+    assert gate.is_set()
+    assert (seen[0].rows_in_flight, seen[0].encoded, seen[0].audio_seconds) == (1, 0, 5 * 0.08)
+    assert (run.progress().rows_in_flight, run.progress().audio_seconds) == (0, 1.0)
