@@ -5,9 +5,11 @@ import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from heapq import nlargest
 from typing import Any, Literal
 
 JSON_VERSION = 1
+MOST_SLOWEST = 10
 STALE_S = 120.0  # a driver elsewhere that has written nothing for so long isn't counted as running
 
 State = Literal["finished", "running", "stopped"]
@@ -20,6 +22,17 @@ class RunningShard:
     shard: int
     rows_read: int
     audio_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowShard:
+    """A finished shard that took long: one far above the rest shows a slow machine, source or kind of audio."""
+
+    shard: int
+    seconds: float  # wall time of its attempt
+    rows: int
+    audio_seconds: float
+    worker: str  # the actor and its machine; empty where it isn't known
 
 
 @dataclass(slots=True)
@@ -45,6 +58,7 @@ class Status:
     seconds_left: float | None = None
     actors: int | None = None
     holder: str | None = None  # whose lock it is
+    slowest: list[SlowShard] = field(default_factory=list)  # finished shards, the slowest first
     redo: list[str] = field(default_factory=list)  # finished shards that resume does again, a line each
 
     def to_json(self) -> str:
@@ -83,6 +97,10 @@ def status(path: str | os.PathLike[str], storage_options: dict[str, Any] | None 
         weights=weights.get("name"),
         random_weights=bool(weights.get("random")),
         failures=dict(failures.most_common()),
+        slowest=[
+            SlowShard(marker.shard, marker.seconds, marker.rows_read, marker.audio_seconds, marker.worker)
+            for marker in nlargest(MOST_SLOWEST, done, key=lambda marker: marker.seconds)
+        ],
         redo=[redo[shard] for shard in sorted(redo)],
     )
     if holder is not None:

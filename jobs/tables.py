@@ -118,6 +118,8 @@ def print_status(result: "Status", console: Console) -> None:
     if result.weights:
         facts.add_row("weights", escape(result.weights))
     console.print(facts)
+    if len(result.slowest) > 1:
+        console.print(_slowest_table(result))
     for line in result.redo:
         console.print(escape(line), soft_wrap=True)
     if result.state == "stopped":
@@ -130,6 +132,18 @@ def _facts_table() -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    return table
+
+
+def _slowest_table(result: "Status") -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("slowest shard", "took", "rows", "audio", "times real time"):
+        table.add_column(name, justify="right")
+    table.add_column("by", overflow="fold")
+    for each in result.slowest:
+        rate = f"{each.audio_seconds / each.seconds:,.1f}" if each.seconds else "?"
+        took, audio = duration_text(each.seconds), duration_text(each.audio_seconds)
+        table.add_row(str(each.shard), took, f"{each.rows:,}", audio, rate, escape(each.worker))
     return table
 
 

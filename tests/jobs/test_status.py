@@ -46,6 +46,15 @@ def test_a_shard_whose_file_is_gone_is_not_done(job_file, tmp_path):
     assert "data/train-00000-of-00002.parquet is missing" in line
 
 
+def test_the_slowest_shards_come_first(job_file):
+    run = make_run(job_file)
+    for shard in run.shards():
+        publish(run, shard, [random_codes(25)])
+    slowest = status(run.storage.root).slowest
+    assert {each.shard for each in slowest} == {0, 1} and all(each.rows == 1 for each in slowest)
+    assert slowest[0].seconds >= slowest[1].seconds
+
+
 PROGRESS = {
     "rows": 7, "failed": 2, "skipped": 1, "audio_seconds": 7200.0, "times_real_time": 12.5, "seconds_left": 60.0,
     "actors": 2, "running": [{"shard": 1, "rows_read": 5, "audio_seconds": 3.5}],
@@ -93,5 +102,5 @@ def test_the_json_has_the_documented_names(job_file):
     assert set(facts) == {
         "version", "path", "state", "shards", "shards_done", "shards_with_failures", "rows", "encoded", "failed",
         "skipped", "frames", "hours", "weights", "random_weights", "failures", "running", "times_real_time",
-        "seconds_left", "actors", "holder", "redo",
+        "seconds_left", "actors", "holder", "slowest", "redo",
     }  # fmt: skip
