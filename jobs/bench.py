@@ -139,9 +139,8 @@ def bench(
     mimi = load(weights, revision)
     for line in (*machine_lines(threads), f"{clips.what}, {clips.seconds:.0f} s in all; {weights}", *clips.skipped):
         say(line)
-    checkpoints = Checkpoints(weights, revision)
     with ExitStack() as stack:
-        stack.callback(checkpoints.close)
+        checkpoints = stack.enter_context(Checkpoints(weights, revision))
         contenders = []
         for layout in layouts(threads):
             encode = stack.enter_context(our_encoder(mimi, layout))

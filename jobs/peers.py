@@ -58,14 +58,16 @@ def installed_peers(checkpoints: "Checkpoints", num_codebooks: int, threads: int
 
 
 class Checkpoints:
-    """The weights in the layout that a peer reads: their own file where it has it, else one written to `folder`."""
+    """The weights in the layout that a peer reads: their own file where it has it, else one written for now."""
 
-    def __init__(self, weights: str, revision: str | None = None, folder: Path | None = None):
+    def __init__(self, weights: str, revision: str | None = None):
         self._weights, self._revision = weights, revision
-        self._temporary = tempfile.TemporaryDirectory(prefix="mimi-bench-") if folder is None else None
-        self._folder = Path(self._temporary.name) if self._temporary else Path(folder or "")
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
-    def close(self) -> None:
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Remove what was written."""
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -88,7 +90,10 @@ class Checkpoints:
             return local_file(info)
         if info.layout == layout and Path(self._weights).is_dir():
             return self._weights
-        return str(export_checkpoint(self._weights, self._folder / layout, layout, self._revision))
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="mimi-bench-")
+        folder = Path(self._temporary.name) / layout
+        return str(export_checkpoint(self._weights, folder, layout, self._revision))
 
 
 def num_frames(clip: np.ndarray) -> int:
