@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray
@@ -17,6 +17,9 @@ from pipeline.source import SourceReader
 from pipeline.spec import AudioPolicy, ModelSpec, OutputSpec
 from pipeline.storage import Storage
 from pipeline.worker import Care, Progress, ShardRun, Stopped
+
+if TYPE_CHECKING:
+    from mimi.graph import StepEncoder
 
 SHARDS_IN_FLIGHT = 2
 WATCH_S = 2.0
@@ -82,23 +85,14 @@ class EncodeWorker:
     def __init__(self, plan: ActorPlan):
         import torch
 
-        from mimi import Mimi
-        from mimi.graph import use_precision
         from pipeline.engine import Engine
+        from pipeline.metrics import WorkerMetrics
 
         spec = plan.model
-        _check_weights(spec, plan.weights_sha256)
         torch.set_num_threads(spec.threads)
-        model = Mimi.load(
-            spec.weights,
-            revision=spec.revision,
-            num_codebooks=spec.num_codebooks,
-            device=spec.device,
-            dtype=use_precision(spec.precision),
-        )
         self._plan = plan
         self._engine = Engine(
-            model,
+            self.load_model(plan),
             slots=spec.slots,
             chunk_frames=spec.chunk_frames,
             device=spec.device,
@@ -107,13 +101,30 @@ class EncodeWorker:
         self._storage = Storage.at(plan.output.path, plan.output.storage_options)
         self._runs: dict[int, tuple[ShardRun, Assignment]] = {}
         self._stop = threading.Event()
+        self._metrics = WorkerMetrics(plan.output.path.rstrip("/").rpartition("/")[2])
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def load_model(self, plan: ActorPlan) -> "StepEncoder":
+        """The model, the same as the job was submitted with. RunDirError where this machine has another."""
+        from mimi import Mimi
+        from mimi.graph import use_precision
+
+        spec = plan.model
+        _check_weights(spec, plan.weights_sha256)
+        return Mimi.load(
+            spec.weights,
+            revision=spec.revision,
+            num_codebooks=spec.num_codebooks,
+            device=spec.device,
+            dtype=use_precision(spec.precision),
+        )
 
     def ready(self) -> tuple[str, int]:
         return os.uname().nodename, os.getpid()
 
     def encode(self, assignment: Assignment, retry_failed: bool = False) -> ShardResult | None:
         """Encode a shard into a staged file. None: asked to stop, finished rows are in the parts."""
+        from pipeline.metrics import shard_line
         from pipeline.writer import ShardWriter
 
         shard, plan = assignment.shard, self._plan
@@ -138,11 +149,14 @@ class EncodeWorker:
         )
         self._runs[shard.index] = run, assignment
         try:
-            return run.run()
+            result = run.run()
         except Stopped:
             return None
         finally:
             del self._runs[shard.index]
+        self._metrics.shard_done(result)
+        print(shard_line(result), flush=True)  # to the actor's own log, which Ray's dashboard shows
+        return result
 
     def state(self) -> ActorState:
         stats = self._engine.stats
@@ -166,6 +180,8 @@ class EncodeWorker:
     def _watch(self) -> None:
         """End the process when a row hangs: a thread that is stuck inside a decoder can't be stopped otherwise."""
         while not self._stop.wait(WATCH_S):
+            in_flight = sum(len(run.rows_in_flight()) for run, _ in list(self._runs.values()))
+            self._metrics.look(self._engine.stats, slots=self._engine.slots, rows_in_flight=in_flight)
             for clip in self._engine.stuck(time.monotonic(), self._plan.audio.row_timeout_s):
                 for run, assignment in list(self._runs.values()):
                     row = run.row_of(clip)

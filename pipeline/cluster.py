@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import ray
+from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import AuthenticationError
 
 from pipeline.errors import RunDirError
@@ -75,14 +76,15 @@ def connected(plan: RayPlan, num_actors: int) -> Iterator[str | None]:
                 end_private_ray(folder)
 
 
-def use_token() -> None:
-    """Have this process show the token that it has, if it has one, to a cluster that it joins.
+def use_token(mode: str | None = None) -> None:
+    """Have this process show its token to the clusters that it joins, if `mode` or RAY_AUTH_MODE is `token`.
 
-    Ray does so by itself only where it starts a cluster. It must be said before Ray is connected.
+    Ray reads the variable as it is imported. A token that a cluster doesn't ask for is no harmless thing to Ray:
+    actors don't start then. `survey` finds out.
     """
-    from ray._private.authentication import authentication_token_setup as setup
-
-    setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    if mode is not None:
+        os.environ["RAY_AUTH_MODE"] = mode
+    Config.initialize("")
 
 
 def _join(address: str, quiet: dict) -> None:

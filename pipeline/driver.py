@@ -1,7 +1,7 @@
 """The driver: shards handed out to actors, deaths survived, files published, progress shown.
 
-It owns the run's lock; only it publishes and writes markers. What it decides about shards is in `schedule.py`, how
-Ray is started and ended in `cluster.py`.
+It owns the run's lock; only it publishes and writes markers. What it decides about shards is in `schedule.py`, the
+actors are in `crew.py`, how Ray is started and ended in `cluster.py`.
 """
 
 import contextlib
@@ -10,16 +10,17 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TextIO
 
-import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
-from pipeline.actors import SHARDS_IN_FLIGHT, ActorPlan, ActorState, RemoteWorker, read_note
+from pipeline.actors import ActorPlan, RemoteWorker, read_note
 from pipeline.cluster import RayPlan, connected, end_leftovers
+from pipeline.crew import Crew, Finished, Member
 from pipeline.errors import MimiJobsError, RunDirError, SourceError
 from pipeline.marker import Marker
+from pipeline.nodes import held_text
 from pipeline.progress import ProgressDisplay, Totals
 from pipeline.records import RunOutcome, ShardResult
 from pipeline.run_dir import RunDir
@@ -30,7 +31,8 @@ from pipeline.tally import Tally, facts
 from pipeline.worker import Progress
 
 POLL_S = 0.5
-STATE_EVERY_S = 2.0
+LOOK_EVERY_S = 0.5  # at totals, which cost time where there are many shards in flight
+PUBLISHERS = 32  # of object storage each waits for ten answers a shard
 HEARTBEAT_S = 10.0
 START_TIMEOUT_S = 600.0  # for the first actor, hub download included
 STOP_TIMEOUT_S = 10.0
@@ -54,19 +56,6 @@ class RunRequest:
 
 class JobStopped(Exception):
     """The run ends here, with the cause in one line; `resume` carries on."""
-
-
-@dataclass(eq=False, slots=True)
-class _Member:
-    """An actor and what it is at work on."""
-
-    handle: Any
-    ready_ref: Any
-    created: float
-    ready: bool = False
-    work: dict[Any, Assignment] = field(default_factory=dict)
-    state: ActorState | None = None
-    state_ref: Any = None
 
 
 class _Interrupt:
@@ -93,12 +82,15 @@ class _Interrupt:
         self.requested = True
 
 
-def run(request: RunRequest, *, console: TextIO | None = None) -> RunOutcome:
-    """Encode every shard that has no marker yet. Raises `RunDirError` where the run can't begin."""
+def run(request: RunRequest, *, console: TextIO | None = None, worker: Any = RemoteWorker) -> RunOutcome:
+    """Encode every shard that has no marker yet. Raises `RunDirError` where the run can't begin.
+
+    worker: the Ray actor class that encodes.
+    """
     started = time.monotonic()
     with _Interrupt() as interrupt, request.run.locked() as lock:
         end_leftovers()
-        driver = _Driver(request, lock, interrupt, ProgressDisplay(console))
+        driver = _Driver(request, lock, interrupt, ProgressDisplay(console), worker)
         message = None
         try:
             driver.encode_pending()
@@ -116,42 +108,55 @@ def run(request: RunRequest, *, console: TextIO | None = None) -> RunOutcome:
 
 
 class _Driver:
-    def __init__(self, request: RunRequest, lock: Any, interrupt: _Interrupt, display: ProgressDisplay):
+    def __init__(
+        self,
+        request: RunRequest,
+        lock: Any,
+        interrupt: _Interrupt,
+        display: ProgressDisplay,
+        worker: Any = RemoteWorker,
+    ):
         self._request, self._run, self._lock, self._interrupt = request, request.run, lock, interrupt
-        self._display = display
+        self._display, self._worker = display, worker
         self._pending, words = self._run.pending(retry_failed=request.retry_failed)
         for word in words:
             display.note(word)
-        waiting = {shard.index for shard in self._pending}
-        markers = {i: marker for i, marker in self._run.markers().items() if i not in waiting}
+        markers = self._run.markers()
+        if len(self._pending):
+            waiting = {shard.index for shard in self._pending}
+            markers = {index: marker for index, marker in markers.items() if index not in waiting}
         self.tally = Tally(self._run.shards(), markers)
         self._schedule = Schedule(self._pending, first_attempt=self._run.next_attempt())
-        self._members: list[_Member] = []
+        self._crew: Crew | None = None
         self._publishing: dict[Future[Marker], ShardResult] = {}
-        self._publisher = ThreadPoolExecutor(8, thread_name_prefix="publish")
+        self._publisher = ThreadPoolExecutor(PUBLISHERS, thread_name_prefix="publish")
+        self._looked = float("-inf")
 
     # ------------------------------------------------------------ the loop
 
     def encode_pending(self) -> None:
         if not self._pending:
             return
-        with self._heartbeat(), connected(self._request.ray, self._num_actors()):
-            self._plan = ray.put(self._actor_plan())
+        request = self._request
+        with self._heartbeat(), connected(request.ray, self._num_actors()):
+            label = f"mimi-jobs {self._run.storage.root.rstrip('/').rpartition('/')[2]}"
+            self._crew = crew = Crew(
+                request.ray, self._actor_plan(), self._worker, label=label, retry_failed=request.retry_failed
+            )
             try:
-                while not self._done():
-                    self._employ()
-                    self._take_results()
+                while not self._done(crew):
+                    crew.employ(self._schedule)
+                    self._take_results(crew)
                     self._take_published()
-                    self._show()
-                    self._check_failures()
+                    self._look(crew)
                     if self._interrupt.requested:
                         self._display.note("interrupted: saving what is finished (again to exit at once)")
                         return
             finally:
-                self._wind_up()
+                self._wind_up(crew)
 
-    def _done(self) -> bool:
-        return not (len(self._schedule) or self._publishing or any(member.work for member in self._members))
+    def _done(self, crew: Crew) -> bool:
+        return not (len(self._schedule) or self._publishing or crew.num_shards)
 
     def _num_actors(self) -> int:
         wanted = self._request.ray.actors
@@ -168,65 +173,23 @@ class _Driver:
             request.weights_sha256,
         )
 
-    def _wanted_members(self) -> int:
-        """As many actors as asked for, or as the cluster's resources hold; never more than there is work."""
-        plan = self._request.ray
-        work = len(self._schedule) + sum(len(member.work) for member in self._members)
-        if plan.actors != "auto":
-            return min(plan.actors, work)
-        have = ray.cluster_resources()
-        fits = int(have.get("CPU", 0) // plan.cpus_per_actor) if plan.cpus_per_actor else work
-        if plan.gpus_per_actor:
-            fits = min(fits, int(have.get("GPU", 0) / plan.gpus_per_actor + 1e-6))
-        return max(1, min(fits, work))
-
-    def _employ(self) -> None:
-        """Keep the wanted number of actors alive, and each at work on two shards."""
-        plan = self._request.ray
-        for _ in range(self._wanted_members() - len(self._members)):
-            handle = RemoteWorker.options(
-                num_cpus=plan.cpus_per_actor,
-                num_gpus=plan.gpus_per_actor,
-                max_concurrency=SHARDS_IN_FLIGHT + 3,
-                name=f"mimi-jobs encode worker {id(self):x}-{time.monotonic_ns():x}",
-            ).remote(self._plan)
-            self._members.append(_Member(handle, handle.ready.remote(), time.monotonic()))
-        for depth in range(1, SHARDS_IN_FLIGHT + 1):
-            for member in self._members:
-                if member.ready and len(member.work) < depth and (assignment := self._schedule.next()) is not None:
-                    ref = member.handle.encode.remote(assignment, self._request.retry_failed)
-                    member.work[ref] = assignment
-
-    def _take_results(self) -> None:
-        owners = {ref: member for member in self._members for ref in member.work}
-        owners |= {member.ready_ref: member for member in self._members if not member.ready}
-        if not owners:
-            time.sleep(0.01 if self._publishing else POLL_S)
-            return
-        done, _ = ray.wait(list(owners), num_returns=1, timeout=0.02 if self._publishing else POLL_S)
-        for ref in done:
-            member = owners[ref]
-            if member not in self._members:
-                continue  # it died, and its work has been handed back
-            try:
-                value = ray.get(ref)
-            except RayError as error:
-                self._on_error(member, ref, error)
-                continue
-            if ref is member.ready_ref:
-                member.ready = True
+    def _take_results(self, crew: Crew) -> None:
+        for call in crew.finished(0.02 if self._publishing else POLL_S):
+            if call.error is not None:
+                self._on_error(crew, call, call.error)
+            elif call.assignment is None:
                 self.tally.begin()
             else:
-                self._on_result(member.work.pop(ref), value)
-        self._check_start()
+                self._on_result(call.member, call.assignment, call.value)
+        self._check_start(crew)
 
-    def _on_result(self, assignment: Assignment, result: ShardResult | None) -> None:
+    def _on_result(self, member: Member, assignment: Assignment, result: ShardResult | None) -> None:
         if result is None:
             self._schedule.again(assignment)
             return
         self._schedule.progressed()
-        shard = assignment.shard
-        self._publishing[self._publisher.submit(self._run.publish, result, shard, self._lock)] = result
+        future = self._publisher.submit(self._run.publish, result, assignment.shard, self._lock, worker=member.place)
+        self._publishing[future] = result
 
     def _take_published(self) -> None:
         for future in [f for f in self._publishing if f.done()]:
@@ -236,69 +199,84 @@ class _Driver:
             except RunDirError as error:
                 raise JobStopped(str(error)) from None
 
+    def _look(self, crew: Crew) -> None:
+        """Now and then: how the actors are, how far the run is, and whether it goes wrong."""
+        if time.monotonic() - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = time.monotonic()
+        crew.ask()
+        totals = self._totals()
+        if self.tally.begun:
+            self._display.update(totals)
+        self._check_failures(totals)
+
     # ------------------------------------------------------------ what goes wrong
 
-    def _on_error(self, member: _Member, ref: Any, error: RayError) -> None:
+    def _on_error(self, crew: Crew, call: Finished, error: RayError) -> None:
         cause = error.cause if isinstance(error, RayTaskError) else None
-        if ref is member.ready_ref:
-            self._on_failed_start(member, error)
+        if call.assignment is None:
+            self._on_failed_start(crew, call.member, error)
         elif isinstance(cause, SourceError):
-            self._on_unreadable(member.work.pop(ref), cause)
+            self._on_unreadable(call.assignment, cause)
         elif isinstance(cause, MimiJobsError):
             raise JobStopped(str(cause))
         else:
-            self._on_death(member, error)
+            self._on_death(crew, call.member, call.assignment, error)
 
     def _on_unreadable(self, assignment: Assignment, cause: SourceError) -> None:
         self._schedule.unreadable(assignment, str(cause))
         self._display.note(f"shard {assignment.shard.index}: {cause}")
 
-    def _on_failed_start(self, member: _Member, error: RayError) -> None:
-        self._members.remove(member)
+    def _on_failed_start(self, crew: Crew, member: Member, error: RayError) -> None:
+        crew.let_go(member)
         if isinstance(error, RayTaskError) or "creation task" in str(error):
             raise JobStopped(f"an actor can't start: {_last_line(error)}")
-        self._schedule.idle_deaths += 1
+        if not _node_is_lost(error):
+            self._schedule.idle_deaths += 1
         self._give_up_if_hopeless(error)
 
-    def _on_death(self, member: _Member, error: RayError) -> None:
-        self._members.remove(member)
-        with contextlib.suppress(RayError):
-            ray.kill(member.handle)
+    def _on_death(self, crew: Crew, member: Member, assignment: Assignment, error: RayError) -> None:
+        """Hand back what the actor was at work on: with care, unless it went with its whole machine."""
+        lost = [assignment, *crew.let_go(member)]
         done = {p.shard: p for p in member.state.shards} if member.state else {}
         if any(p.encoded + p.failed for p in done.values()):
             self._schedule.progressed()
-        for assignment in member.work.values():
-            index = assignment.shard.index
-            note = read_note(self._run.storage, assignment)
-            given_up = self._schedule.died(assignment, done[index].rows_read if index in done else 0, note)
-            if given_up is not None:
-                self._display.note(f"shard {index}, row {given_up.row} ({given_up.key!r}): {given_up.message}")
-        shards = ", ".join(str(a.shard.index) for a in member.work.values())
-        self._display.note(f"an actor ended ({_last_line(error)}); trying again: shard {shards}")
+        shards = ", ".join(str(each.shard.index) for each in lost)
+        self._display.note(f"{member.place} ended ({_last_line(error)}); trying again: shard {shards}")
+        for each in lost:
+            if _node_is_lost(error):
+                self._schedule.again(each)
+            else:
+                self._retry_with_care(each, done)
         self._give_up_if_hopeless(error)
+
+    def _retry_with_care(self, assignment: Assignment, done: dict[int, Progress]) -> None:
+        index = assignment.shard.index
+        note = read_note(self._run.storage, assignment)
+        given_up = self._schedule.died(assignment, done[index].rows_read if index in done else 0, note)
+        if given_up is not None:
+            self._display.note(f"shard {index}, row {given_up.row} ({given_up.key!r}): {given_up.message}")
 
     def _give_up_if_hopeless(self, error: RayError) -> None:
         if self._schedule.idle_deaths >= MAX_IDLE_DEATHS:
             raise JobStopped(f"{MAX_IDLE_DEATHS} actors ended before finishing a row; the last: {_last_line(error)}")
 
-    def _check_start(self) -> None:
+    def _check_start(self, crew: Crew) -> None:
         """A wait for resources or for a model has a bound, and says what it waits for."""
-        if any(member.ready for member in self._members) or not self._members:
+        if crew.num_ready or not crew.members:
             return
         plan = self._request.ray
         bound = START_TIMEOUT_S + plan.wait_for_resources_s
-        if time.monotonic() - self._members[0].created > bound:
+        if time.monotonic() - crew.members[0].hired > bound:
             asked = f"{plan.cpus_per_actor:g} CPUs and {plan.gpus_per_actor:g} GPUs an actor"
-            have = ray.cluster_resources()
-            held = f"{have.get('CPU', 0):g} CPUs and {have.get('GPU', 0):g} GPUs"
-            raise JobStopped(f"no actor started within {bound:.0f} s: asked for {asked}, the cluster has {held}")
+            has = held_text(crew.nodes())
+            raise JobStopped(f"no actor started within {bound:.0f} s: asked for {asked}, the cluster has {has}")
 
-    def _check_failures(self) -> None:
+    def _check_failures(self, totals: Totals) -> None:
         """Stop a job that is going wrong: more failed rows than `audio.max_failed`."""
         limit = self._request.max_failed
         if limit is None:
             return
-        totals = self._totals()
         allowed = limit if limit >= 1 else limit * max(totals.rows, FEWEST_ROWS_FOR_A_SHARE)
         if totals.failed > allowed:
             raise JobStopped(self._too_many_failures(totals.failed))
@@ -321,24 +299,16 @@ class _Driver:
 
     # ------------------------------------------------------------ the end
 
-    def _wind_up(self) -> None:
+    def _wind_up(self, crew: Crew) -> None:
         """Have actors save what is finished, publish what is staged, end the actors."""
-        for member in self._members:
-            with contextlib.suppress(RayError):
-                member.handle.stop.remote()
+        crew.stop()
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        refs = {ref: assignment for member in self._members for ref, assignment in member.work.items()}
-        while refs and (left := deadline - time.monotonic()) > 0:
-            done, _ = ray.wait(list(refs), num_returns=1, timeout=left)
-            for ref in done:
-                assignment = refs.pop(ref)
-                with contextlib.suppress(RayError):
-                    result = ray.get(ref)
-                    if result is not None:
-                        self._on_result(assignment, result)
-        for member in self._members:
-            with contextlib.suppress(RayError):
-                ray.kill(member.handle)
+        while crew.num_shards and (left := deadline - time.monotonic()) > 0:
+            for call in crew.finished(left):
+                if call.error is None and call.assignment is not None and call.value is not None:
+                    self._on_result(call.member, call.assignment, call.value)
+        for member in list(crew.members):
+            crew.let_go(member)
         for future in list(self._publishing):
             with contextlib.suppress(RunDirError):
                 future.result(timeout=30)
@@ -371,28 +341,19 @@ class _Driver:
 
     # ------------------------------------------------------------ totals
 
-    def _show(self) -> None:
-        now = time.monotonic()
-        for member in self._members:
-            if member.ready and member.state_ref is None and now - member.created > STATE_EVERY_S:
-                member.state_ref, member.created = member.handle.state.remote(), now
-        waiting = {m.state_ref: m for m in self._members if m.state_ref is not None}
-        if waiting:
-            done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
-            for ref in done:
-                with contextlib.suppress(RayActorError, RayTaskError):
-                    waiting[ref].state = ray.get(ref)
-                waiting[ref].state_ref = None
-        if self.tally.begun:
-            self._display.update(self._totals())
-
     def _in_flight(self) -> list[Progress]:
-        return [progress for member in list(self._members) if member.state for progress in member.state.shards]
+        members = list(self._crew.members) if self._crew is not None else []
+        return [progress for member in members if member.state for progress in member.state.shards]
 
     def _totals(self) -> Totals:
-        members = list(self._members)
-        nodes = len({member.state.node for member in members if member.state})
-        return self.tally.totals(self._in_flight(), sum(member.ready for member in members), nodes)
+        crew = self._crew
+        actors, nodes = (crew.num_ready, crew.num_nodes) if crew is not None else (0, 0)
+        return self.tally.totals(self._in_flight(), actors, nodes)
+
+
+def _node_is_lost(error: RayError) -> bool:
+    """Whether an actor ended because its machine left, which says nothing about the rows that it had."""
+    return "node has died" in str(error) or "node was terminated" in str(error)
 
 
 def _last_line(error: BaseException) -> str:

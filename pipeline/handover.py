@@ -1,6 +1,7 @@
 """Hands a job to a cluster through Ray's Jobs API, and reads how it began. What a job is made of is the caller's."""
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ def _client(address: str) -> "JobSubmissionClient":
     for name in ("ray", "ray.dashboard.modules.dashboard_sdk"):  # importing them has set other levels
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        use_token()
+        use_token(os.environ.get("RAY_AUTH_MODE", "token"))
         return JobSubmissionClient(address)
     except AuthenticationError:
         raise ConfigError([f"command line: --address: {address} wants a token, {TOKEN_REMEDY}"]) from None

@@ -12,10 +12,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pipeline.errors import RunDirError
 from pipeline.nodes import Node, nodes_of
@@ -23,6 +24,8 @@ from pipeline.nodes import Node, nodes_of
 CONNECT_S = 5.0
 SURVEY_S = 90.0  # a node may have to start a Python process for the look
 PROBES = "mimi-jobs-probe-"
+MODE = "RAY_AUTH_MODE"
+REFUSAL = "InvalidAuthToken"
 TOKEN_REMEDY = "set RAY_AUTH_TOKEN (or ~/.ray/auth_token) to the token of the cluster's head"
 
 
@@ -84,26 +87,14 @@ def _mark(folder: str | None) -> Iterator[str | None]:
 
 
 def _ask(address: str, files: Mapping[str, int | None]) -> dict[str, Any]:
-    """The surveying process' answer. It's started where no package of the user's can stand in for ours."""
-    ours = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-P", "-c", "from pipeline.survey import main; main()"]
-    try:
-        with tempfile.TemporaryDirectory(prefix=PROBES) as empty:
-            done = subprocess.run(
-                command,
-                input=json.dumps({"address": address, "files": files}),
-                capture_output=True,
-                text=True,
-                timeout=SURVEY_S,
-                cwd=empty,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        answer, words = done.stdout, done.stderr
-    except subprocess.TimeoutExpired as error:
-        answer, words = "", error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
-        words += f"\nno answer within {SURVEY_S:g} s"
-    if "AuthToken" in words or "AuthenticationError" in words:
+    """What the surveying process answers; leaves RAY_AUTH_MODE as this cluster wants it."""
+    request = json.dumps({"address": address, "files": files})
+    answer, words = _run(request, {})
+    if REFUSAL in words and MODE not in os.environ:
+        answer, words = _run(request, {MODE: "token"})
+        if answer:
+            os.environ[MODE] = "token"
+    if REFUSAL in words or "AuthenticationError" in words:
         raise RunDirError(f"ray.address: the Ray cluster at {address} wants a token, {TOKEN_REMEDY}")
     if not answer:
         last = [line.strip() for line in words.splitlines() if line.strip()][-1:]
@@ -112,6 +103,37 @@ def _ask(address: str, files: Mapping[str, int | None]) -> dict[str, Any]:
     if "refused" in found:
         raise RunDirError(found["refused"])
     return found
+
+
+def _run(request: str, environment: dict[str, str]) -> tuple[str, str]:
+    """The process' stdout and stderr. It ends with the first word that a cluster refuses us: Ray would go on trying.
+
+    It's started where no package of the user's can stand in for ours.
+    """
+    ours = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-P", "-c", "from pipeline.survey import main; main()"]
+    with (
+        tempfile.TemporaryDirectory(prefix=PROBES) as empty,
+        tempfile.TemporaryFile("w+") as asked,
+        tempfile.TemporaryFile("w+") as answer,
+        tempfile.TemporaryFile("w+") as words,
+    ):
+        asked.write(request)
+        asked.seek(0)
+        env = {**os.environ, "PYTHONPATH": path, **environment}
+        process = subprocess.Popen(command, stdin=asked, stdout=answer, stderr=words, cwd=empty, env=env)
+        deadline = time.monotonic() + SURVEY_S
+        while process.poll() is None and REFUSAL not in _text(words) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        late = process.poll() is None and time.monotonic() >= deadline
+        process.kill()
+        process.wait()
+        return _text(answer), _text(words) + (f"\nno answer within {SURVEY_S:g} s" if late else "")
+
+
+def _text(file: TextIO) -> str:
+    return os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace")
 
 
 # ---------------------------------------------------------------- in the surveying process
