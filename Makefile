@@ -35,10 +35,16 @@ clean:
 	rm -rf $(VENV) runs
 
 # Longer checks, not part of `make test`.
-.PHONY: torture fuzz
+.PHONY: torture fuzz scale
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.torture.torture --runs 20
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz.fuzz_audio
+
+# How driver and actors scale, with a stand-in for the encoder: some minutes each on a machine that does nothing else.
+scale: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/scale.py driver
+	$(BIN)/python benchmarks/scale.py actors
+	$(BIN)/python benchmarks/scale.py rows
