@@ -49,8 +49,11 @@ def utterance(num_samples: int, seed: int) -> np.ndarray:
     return sound.astype(np.float32)
 
 
-def clips_of_folder(folder: str) -> Clips:
-    """The first recordings of a folder, in order of their names. Raises ConfigError where there are none."""
+def clips_of_folder(folder: str, clip_seconds: float = MAX_CLIP_SECONDS) -> Clips:
+    """The first recordings of a folder, in order of their names, or the one of a file; of each its beginning.
+
+    Raises ConfigError where there are none.
+    """
     from pipeline.audio import open_audio
     from pipeline.errors import MimiJobsError
     from pipeline.records import Audio
@@ -63,7 +66,7 @@ def clips_of_folder(folder: str) -> Clips:
             break
         try:
             with open_audio(Audio(None, str(path.resolve())), channel="mix") as stream:
-                clip = first_samples(stream, min(left, round(MAX_CLIP_SECONDS * SAMPLE_RATE)))
+                clip = first_samples(stream, min(left, round(clip_seconds * SAMPLE_RATE)))
         except (MimiJobsError, OSError) as error:
             skipped.append(f"{path}: {error}")
             continue
@@ -72,7 +75,7 @@ def clips_of_folder(folder: str) -> Clips:
     if not samples:
         why = skipped[0] if skipped else f"{folder} has no files"
         raise ConfigError([f"command line: --audio: holds no recording that can be decoded ({why}); name another"])
-    return Clips(f"{len(samples)} recordings of {folder}, at most {MAX_CLIP_SECONDS:g} s of each", samples, skipped)
+    return Clips(f"{len(samples)} recordings of {folder}, at most {clip_seconds:g} s of each", samples, skipped)
 
 
 def first_samples(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
