@@ -180,7 +180,7 @@ class EncodeWorker:
     def _watch(self) -> None:
         """End the process when a row hangs: a thread that is stuck inside a decoder can't be stopped otherwise."""
         while not self._stop.wait(WATCH_S):
-            in_flight = sum(run.progress.rows_in_flight for run, _ in list(self._runs.values()))
+            in_flight = sum(run.progress().rows_in_flight for run, _ in list(self._runs.values()))
             self._metrics.look(self._engine.stats, slots=self._engine.slots, rows_in_flight=in_flight)
             for clip in self._engine.stuck(time.monotonic(), self._plan.audio.row_timeout_s):
                 for run, assignment in list(self._runs.values()):
