@@ -291,13 +291,21 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     code = _run([argument for argument in arguments if argument != "--debug"], debug)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    import threading
-
-    if any(thread.name.startswith("check ") for thread in threading.enumerate()):
-        os._exit(code)  # a check that was given up waits for the network: nothing waits for it
     sys.exit(code)
+
+
+def console() -> NoReturn:
+    """What the command `mimi-jobs` runs: `main`, and out at once.
+
+    All is closed and flushed by then. A check that was given up may still wait for the network, and threads of native
+    libraries have been seen to abort the process while the interpreter winds down, with the status of a crash.
+    """
+    try:
+        main()
+    except SystemExit as end:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -329,4 +337,4 @@ def _run(arguments: list[str], debug: bool) -> int:
 COMMAND_LINE = "command line"
 
 if __name__ == "__main__":
-    main()
+    console()

@@ -61,6 +61,9 @@ def decode(
     note = WeightsNote(weights) if weights else weights_of(found, storage_options)
     if note is None:
         raise ConfigError([f"{path}: nothing in it says which weights made the codes, name them with --weights"])
+    noted = weights_of(found, storage_options) if weights else None
+    if noted is not None and noted.name != weights:
+        notes = [*notes, f"the codes were made with {noted.name}; with {weights} they may sound like nothing"]
     first, last = _samples(clips[0], start, stop)
     mimi = load_mimi(note, len(clips[0].codes))
     _write(target, sound(mimi, np.stack([clip.codes for clip in clips]), first, last), len(clips), last - first)

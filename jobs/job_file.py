@@ -92,6 +92,8 @@ def override_keys(overrides: Iterable[str]) -> list[str]:
 
 def _read_text(path: str) -> str:
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a named pipe would be waited for
+            raise ConfigError(["can't be read (not a regular file), give a job file"])
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:

@@ -125,6 +125,8 @@ def prepare(job: Job, *, resuming: bool = False) -> Prepared:
 
     config = job.require()
     facts = _facts(config, dataset, weights)
+    if existing is not None:
+        existing.check_manifest()
     if existing is not None and (lines := difference(existing.manifest.get("facts", {}), facts)):
         remedy = (
             "undo the change, or submit a new job" if resuming else "choose another output.path, or undo the change"
@@ -173,6 +175,7 @@ def _job_of_run(path: str, overrides: Sequence[str]) -> "tuple[Job, RunDir]":
     asked = build_job(Job(source=COMMAND_LINE), {}, overrides)
     options = asked.written["output"].get("storage_options")
     run = RunDir.open(path, options if isinstance(options, dict) else None)
+    run.check_manifest()
     values = {name: dict(given) for name, given in run.manifest.get("job", {}).items() if isinstance(given, dict)}
     values.setdefault("output", {})["path"] = path
     for key, commit in (run.manifest.get("pinned") or {}).items():

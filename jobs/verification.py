@@ -93,6 +93,7 @@ def verify(
 
     run = RunDir.open(path, storage_options)
     result = Verification(path)
+    _tried(result, run.storage.join("job.json"), run.check_manifest)
     schema = _tried(result, run.storage.join("_state/schema.arrow"), run.schema)
     shards = _tried(result, run.storage.join("_state/plan.parquet"), lambda: _planned_rows(run)) or {}
     markers = _tried(result, run.storage.join("_state"), run.markers) or {}

@@ -102,9 +102,12 @@ def version_of(info: dict[str, Any]) -> str | None:
 
 
 def stat_file(url: str) -> SourceFile:
-    """The file as it is now. FileNotFoundError, or the store's own error, where that can't be known."""
+    """The file as it is now; a link that leads nowhere stands for itself, since reading it says why.
+
+    FileNotFoundError, or the store's own error, where that can't be known.
+    """
     if not is_url(url):
-        facts = os.stat(url)
+        facts = os.lstat(url) if os.path.islink(url) and not os.path.exists(url) else os.stat(url)
         return SourceFile(url, facts.st_size, str(facts.st_mtime_ns))
     from fsspec.core import url_to_fs
 
@@ -178,15 +181,32 @@ def _list_local(root: str) -> list[SourceFile]:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if _is_dir(entry):
                 real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
                 if not entry.name.startswith("__") and real not in seen:  # a link may lead back up
                     seen.add(real)
                     pending.append(entry.path)
-            elif entry.is_file():
-                facts = entry.stat()
+            elif (facts := _facts_of(entry)) is not None:
                 found.append(SourceFile(entry.path, facts.st_size, str(facts.st_mtime_ns)))
     return found
+
+
+def _is_dir(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _facts_of(entry: "os.DirEntry[str]") -> os.stat_result | None:
+    """Of a regular file; of a link that leads nowhere, the link's own, so that its row says so. None of the rest."""
+    try:
+        if entry.is_file():
+            return entry.stat()
+    except OSError:
+        pass
+    broken = entry.is_symlink() and not os.path.exists(entry.path)
+    return entry.stat(follow_symlinks=False) if broken else None
 
 
 def _list_remote(root: str) -> list[SourceFile]:

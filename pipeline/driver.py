@@ -246,6 +246,9 @@ class _Driver:
         for each in lost:
             if _node_is_lost(error):
                 self._schedule.again(each)
+            elif isinstance(error, RayTaskError):  # the process didn't end: no row of it is to blame
+                self._schedule.again(each)
+                self._schedule.idle_deaths += 1
             else:
                 self._retry_with_care(each, done)
         self._give_up_if_hopeless(error)

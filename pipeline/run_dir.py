@@ -90,6 +90,14 @@ class RunDir:
             raise RunDirError(f"{storage.root}: is not a run: there is no {MANIFEST}; give the output.path of a job")
         return cls(storage, manifest)
 
+    def check_manifest(self) -> None:
+        """RunDirError where what job.json says of the rows isn't what the run began with: it was edited."""
+        if "facts" in self.manifest and fingerprint(self.manifest["facts"]) != self.manifest["fingerprint"]:
+            raise RunDirError(
+                f"{self.storage.join(MANIFEST)}: was edited: its facts don't have its fingerprint; put it back as it "
+                "was, or submit a new job"
+            )
+
     def plan(self) -> Plan:
         if self._plan is None:
             self._plan = Plan.read(self._read(PLAN))

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from pipeline.audio import AudioStream, open_audio
 from pipeline.engine import Cancelled, Clip, Encoded, Engine
-from pipeline.errors import AudioError
+from pipeline.errors import AudioError, MimiJobsError
 from pipeline.records import FRAME_SAMPLES, SAMPLE_RATE, EncodedRow, FailedRow, Row, Shard, ShardResult
 from pipeline.spec import AudioPolicy
 
@@ -245,6 +245,9 @@ class ShardRun:
             self._fail(self._failure(row, "filter", error.kind, str(error)))
         elif isinstance(error, AudioError):
             self._fail(self._failure(row, error.stage, error.kind, str(error)))
+        elif flight.clips[-1].error is error and not isinstance(error, MimiJobsError | MemoryError | Cancelled):
+            # a fault of ours that this recording showed: the row is told, and the others go on
+            self._fail(self._failure(row, "decode", "unreadable", f"internal error: {type(error).__name__}: {error}"))
         else:
             raise error
 

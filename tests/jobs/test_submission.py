@@ -10,6 +10,7 @@ import pytest
 
 from jobs import submission
 from jobs.submission import check, check_run, model_spec, nothing_left
+from jobs.verification import verify
 from mimi.config import MimiConfig
 from mimi.layouts import all_shapes
 from pipeline.errors import ConfigError, RunDirError
@@ -234,6 +235,15 @@ def test_resume_with_retry_failed_takes_a_finished_run_up_again(job_file):
         publish(run, shard, [random_codes(3)], [FailedRow(shard.index, 1, "x", "decode", "unreadable", "no sound")])
     prepared = check_run(run.storage.root, retry_failed=True)
     assert prepared is not None and prepared.retry_failed
+
+
+def test_resume_refuses_a_manifest_that_was_edited_to_agree_with_itself(job_file):
+    run = make_run(job_file)
+    manifest = Path(run.storage.root) / "job.json"
+    manifest.write_text(manifest.read_text().replace('"channels": "mix"', '"channels": "first"'))
+    with pytest.raises(RunDirError, match="was edited"):
+        check_run(run.storage.root)
+    assert any("was edited" in problem for problem in verify(run.storage.root).problems)
 
 
 def test_resume_where_no_run_is_says_so(tmp_path):

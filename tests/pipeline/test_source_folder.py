@@ -220,3 +220,13 @@ def test_an_archive_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.Mon
 def test_audio_of_json_may_be_an_object_with_a_path(tmp_path: Path):
     path = manifest(tmp_path, [json.dumps({"sound": {"path": "audio/1.wav"}, "n": 1})])
     assert audio_bytes(good_rows(source(path))[0]) == sound(0)
+
+
+def test_links_that_lead_nowhere_are_rows_and_no_obstacle(tmp_path: Path):
+    (tmp_path / "b.wav").write_bytes(sound(1))
+    (tmp_path / "a.wav").symlink_to("a.wav")
+    (tmp_path / "c.wav").symlink_to("/nowhere/c.wav")
+    (tmp_path / "d").symlink_to("d")
+    src = source(tmp_path)
+    assert [row.key for row in good_rows(src)] == ["a.wav", "b.wav", "c.wav"]
+    assert changed_files(src.plan()) == []

@@ -149,3 +149,19 @@ def test_a_long_recording_in_flight_counts_as_far_as_it_is_encoded():
     assert gate.is_set()
     assert (seen[0].rows_in_flight, seen[0].encoded, seen[0].audio_seconds) == (1, 0, 5 * 0.08)
     assert (run.progress().rows_in_flight, run.progress().audio_seconds) == (0, 1.0)
+
+
+def test_a_fault_of_ours_that_a_recording_shows_fails_its_row_alone(monkeypatch):
+    import pipeline.worker
+
+    before = pipeline.worker.open_audio
+
+    def open_audio(audio, **more):
+        if audio.data == b"odd":
+            raise IndexError("list index out of range")
+        return before(audio, **more)
+
+    monkeypatch.setattr(pipeline.worker, "open_audio", open_audio)
+    result, writer = encode(ListReader([row(0, b"odd"), row(1, wav(whole_numbers(4000)))]))
+    assert counts(result) == (2, 1, 1, 0)
+    assert (writer.failed[0].kind, "IndexError" in writer.failed[0].message) == ("unreadable", True)
