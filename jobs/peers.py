@@ -215,6 +215,7 @@ def rustymimi_encoder(checkpoints: Checkpoints, num_codebooks: int) -> Callable[
     model: Any = Tokenizer(checkpoints.moshi, num_codebooks=num_codebooks)
 
     def encode(clip: np.ndarray) -> np.ndarray:
+        model.reset()  # its positions go on from clip to clip, and end at 8192
         return np.asarray(model.encode(_whole_frames(clip).numpy()))[0]
 
     return encode
