@@ -124,7 +124,7 @@ def test_a_run_over_three_nodes_survives_the_loss_of_all_but_one(cluster, launch
     assert "trying again: shard" in run.log.read_text()
 
 
-def test_nodes_that_join_later_are_used(cluster, launch, folder, undisturbed):
+def test_a_run_that_nodes_join_has_exact_rows(cluster, launch, folder, undisturbed):
     cluster.add_node()
     out = folder / "joining"
     run = launch(out, cluster.address)

@@ -1,4 +1,4 @@
-"""What is sent to a cluster, and what is refused before anything is; the sending is in `tests/test_clusters.py`."""
+"""What is sent to a cluster, and what is refused before anything is. The sending itself is not tested."""
 
 import sys
 
