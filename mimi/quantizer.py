@@ -11,6 +11,9 @@ from mimi.layouts import codebook_prefix
 USAGE_FLOOR = 1e-5  # of the divisor cluster_usage, as official moshi has it
 
 
+CANDIDATES = 4  # of which float32 can't tell the nearest for certain
+
+
 def entries_of(weights: Mapping[str, Tensor], index: int, config: MimiConfig) -> Tensor:
     """[size, dim]: a codebook's entries, from the sums and counts that a checkpoint stores."""
     prefix = codebook_prefix(index, config)
@@ -28,18 +31,27 @@ class Quantizer:
         self.project = [projection[:, :, 0].T.to(dtype).contiguous() for projection in projections]
         entries = [entries_of(weights, index, config) for index in range(num_codebooks)]
         self.half_norms = [(entry.square().sum(1) / 2).to(dtype) for entry in entries]
+        self.exact = [entry.double() for entry in entries]
         self.entries = [entry.to(dtype) for entry in entries]
 
     def encode(self, latents: Tensor) -> Tensor:
-        """latents: [S, F, dimension] -> int64 codes [S, num_codebooks, F]: each the argmin of |e|^2 / 2 - r.e."""
+        """latents: [S, F, dimension] -> int64 codes [S, num_codebooks, F]: each the argmin of |e|^2 / 2 - r.e.
+
+        That product in float32 is wrong by some 1e-6 of the distance where an entry is long beside it. So it only finds
+        the `CANDIDATES` nearest; among them the distances themselves decide, in float64, as is the residual.
+        """
         flat = latents.reshape(-1, latents.shape[-1]).to(self.project[0].dtype)
         codes = []
-        residual = flat
-        for index, entries in enumerate(self.entries):
+        residual = flat.double()
+        for index, (entries, exact) in enumerate(zip(self.entries, self.exact, strict=True)):
             if index in (0, self.num_semantic):
-                residual = torch.mm(flat, self.project[index >= self.num_semantic])
-            distances = torch.addmm(self.half_norms[index], residual, entries.T, alpha=-1)
-            nearest = distances.argmin(1)
-            residual = residual.sub_(entries[nearest])
-            codes.append(nearest)
+                residual = torch.mm(flat, self.project[index >= self.num_semantic]).double()
+            rough = torch.addmm(self.half_norms[index], residual.to(entries.dtype), entries.T, alpha=-1)
+            near = rough.topk(min(CANDIDATES, len(entries)), 1, largest=False, sorted=False).indices
+            # in the order of the entries, so that of equally near ones the first is taken
+            near = near.sort(1).values
+            differences = residual[:, None] - exact[near]
+            chosen = differences.square().sum(2).argmin(1, keepdim=True)
+            codes.append(near.gather(1, chosen)[:, 0])
+            residual = differences.gather(1, chosen[..., None].expand(-1, -1, differences.shape[2]))[:, 0]
         return torch.stack(codes).view(self.num_codebooks, *latents.shape[:2]).transpose(0, 1)
