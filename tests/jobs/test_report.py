@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -279,8 +280,16 @@ def shown_keys(tab: Any) -> list[str]:
     )
 
 
+def eventually(tab, condition: str) -> None:
+    """Wait for a condition; asked from here, since the page's policy forbids it to evaluate text again and again."""
+    deadline = time.monotonic() + 20
+    while not tab.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.05)
+
+
 def test_every_sound_loads_and_one_plays_at_a_time(opened):
-    opened.wait_for_function("[...document.querySelectorAll('audio')].every(a => a.readyState === 4)")
+    eventually(opened, "[...document.querySelectorAll('audio')].every(a => a.readyState === 4)")
     durations = opened.eval_on_selector_all("audio", "sounds => sounds.map(a => a.duration)")
     assert len(durations) == 6
     np.testing.assert_allclose(durations[::2], [0.2, 0.5, 0.3], atol=1e-3)  # the originals
@@ -288,10 +297,8 @@ def test_every_sound_loads_and_one_plays_at_a_time(opened):
     opened.evaluate("document.querySelectorAll('audio').forEach(a => { a.loop = true; a.muted = true; })")
     opened.evaluate("document.querySelectorAll('audio')[0].play().catch(() => {}), null")
     opened.locator(".picture.seek").nth(1).click()
-    opened.wait_for_function(
-        "!document.querySelectorAll('audio')[1].paused && document.querySelectorAll('audio')[0].paused"
-    )
-    opened.wait_for_function("document.querySelector('.picture.codes .head').style.left !== ''")
+    eventually(opened, "!document.querySelectorAll('audio')[1].paused && document.querySelectorAll('audio')[0].paused")
+    eventually(opened, "document.querySelector('.picture.codes .head').style.left !== ''")
 
 
 def test_every_picture_is_drawn(opened):
