@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOB := $(BIN)/mimi-jobs
-TORCH_THREADS ?= 2
 
 .PHONY: demo test lint clean
 

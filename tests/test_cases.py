@@ -10,13 +10,11 @@ import pytest
 import yaml
 
 from mimi import Mimi
-from mimi.config import MimiConfig
-from tests.mimi.checkpoints import write_random
+from tests.mimi.checkpoints import SMALL, write_random
 from tests.torture.killing import Run
 from tests.whole import encode_here, rows
 
 SCRIPT = Path(__file__).resolve().parents[2] / "shared" / "cases" / "make_cases.py"
-SMALL = MimiConfig(num_filters=4, dimension=32, num_layers=2, num_heads=2, feed_forward=64, codebook_dim=16)
 pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="the shared cases aren't beside the repository")
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mimi.config import MimiConfig
-from tests.mimi.checkpoints import write_random
+from tests.mimi.checkpoints import SMALL, write_random
 from tests.torture.killing import Run, difference, markers_of, parts_of, rows_of, wait_until
 from tests.torture.torture import make_dataset
 
@@ -17,7 +16,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 BIN = Path(sys.executable).parent
 ROWS = 60
 STORE = 100 << 20
-SMALL = MimiConfig(num_filters=8, dimension=32, num_layers=2, num_heads=2, feed_forward=64, codebook_dim=16)
 
 
 class Cluster:

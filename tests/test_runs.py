@@ -10,15 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mimi.config import MimiConfig
-from tests.mimi.checkpoints import write_random
+from tests.mimi.checkpoints import SMALL, write_random
 from tests.torture.killing import Run, difference, leftover, markers_of, parts_of, rows_of, wait_until
 from tests.torture.torture import make_dataset
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 ROWS = 18
-# The sizes of a Mimi that takes milliseconds; the path through it is the full-size one's.
-SMALL = MimiConfig(num_filters=8, dimension=32, num_layers=2, num_heads=2, feed_forward=64, codebook_dim=16)
 
 
 def job(folder: Path, data: Path, out: Path, *, actors: int = 2, more: str = "") -> list[str]:

@@ -12,6 +12,10 @@ __all__ = ["transformers_config", "write", "write_random"]
 write = write_checkpoint
 
 
+# The sizes of a Mimi that takes milliseconds where a test runs the whole pipeline, whose path is the full-size one's.
+SMALL = MimiConfig(num_filters=8, dimension=32, num_layers=2, num_heads=2, feed_forward=64, codebook_dim=16)
+
+
 def write_random(folder: Path, seed: int, layout: Layout, config: MimiConfig | None = None) -> Path:
     """A checkpoint of `random:SEED`; its folder (transformers, with a config.json) or file (moshi)."""
     config = config or MimiConfig()
