@@ -155,14 +155,7 @@ def _transformers(checkpoints: Checkpoints, num_codebooks: int, threads: int, ba
     def batch(pcm: torch.Tensor) -> np.ndarray:
         return model.encode(pcm, num_quantizers=num_codebooks).audio_codes.numpy()
 
-    def one(clip: np.ndarray) -> np.ndarray:
-        return batch(_whole_frames(clip))[0]
-
-    yield Peer("transformers", "transformers, one by one", lambda clips: [one(clip) for clip in clips])
-    if threads > 1:
-        yield Peer("transformers", f"transformers, {threads} clips at once", in_threads(one, threads))
-    if batches:
-        yield Peer("transformers", f"transformers, sorted batch of {BATCH}", sorted_batches(batch))
+    yield from _offline("transformers", batch, threads, batches)
 
 
 def _moshi(checkpoints: Checkpoints, num_codebooks: int, threads: int, batches: bool) -> Iterator[Peer]:
@@ -175,15 +168,23 @@ def _moshi(checkpoints: Checkpoints, num_codebooks: int, threads: int, batches: 
     def batch(pcm: torch.Tensor) -> np.ndarray:
         return model.encode(pcm).numpy()
 
+    yield from _offline("moshi", batch, threads, batches)
+    yield Peer("moshi", f"moshi, streaming {STREAM_FRAMES} frames", moshi_streaming(model, STREAM_FRAMES))
+
+
+def _offline(
+    package: str, batch: Callable[["torch.Tensor"], np.ndarray], threads: int, batches: bool
+) -> Iterator[Peer]:
+    """The ways to run a model that encodes whole clips. batch: float32 [B, 1, n] -> codes [B, K, n / 1920]."""
+
     def one(clip: np.ndarray) -> np.ndarray:
         return batch(_whole_frames(clip))[0]
 
-    yield Peer("moshi", "moshi, one by one", lambda clips: [one(clip) for clip in clips])
+    yield Peer(package, f"{package}, one by one", lambda clips: [one(clip) for clip in clips])
     if threads > 1:
-        yield Peer("moshi", f"moshi, {threads} clips at once", in_threads(one, threads))
+        yield Peer(package, f"{package}, {threads} clips at once", in_threads(one, threads))
     if batches:
-        yield Peer("moshi", f"moshi, sorted batch of {BATCH}", sorted_batches(batch))
-    yield Peer("moshi", f"moshi, streaming {STREAM_FRAMES} frames", moshi_streaming(model, STREAM_FRAMES))
+        yield Peer(package, f"{package}, sorted batch of {BATCH}", sorted_batches(batch))
 
 
 def moshi_streaming(model: Any, chunk_frames: int) -> Encode:
