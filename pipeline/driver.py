@@ -128,7 +128,7 @@ class _Driver:
         self.tally = Tally(self._run.shards(), markers)
         self._schedule = Schedule(self._pending, first_attempt=self._run.next_attempt())
         self._crew: Crew | None = None
-        self._publishing: dict[Future[Marker], ShardResult] = {}
+        self._publishing: set[Future[Marker]] = set()
         self._publisher = ThreadPoolExecutor(PUBLISHERS, thread_name_prefix="publish")
         self._looked = float("-inf")
 
@@ -189,13 +189,13 @@ class _Driver:
             return
         self._schedule.progressed()
         future = self._publisher.submit(self._run.publish, result, assignment.shard, self._lock, worker=member.place)
-        self._publishing[future] = result
+        self._publishing.add(future)
 
     def _take_published(self) -> None:
         for future in [f for f in self._publishing if f.done()]:
-            result = self._publishing.pop(future)
+            self._publishing.remove(future)
             try:
-                self.tally.commit(future.result(), result.failures)
+                self.tally.commit(future.result())
             except RunDirError as error:
                 raise JobStopped(str(error)) from None
 
@@ -285,7 +285,7 @@ class _Driver:
             raise JobStopped(self._too_many_failures(totals.failed))
 
     def _too_many_failures(self, failed: int) -> str:
-        common = ", ".join(f"{kind} {count}" for kind, count in self.tally.failures.most_common(5))
+        common = ", ".join(f"{kind} {count}" for kind, count in self.tally.commonest_failures(self._in_flight()))
         return f"{failed} rows failed, more than audio.max_failed ({self._request.max_failed:g}) allows: {common}"
 
     def verdict(self) -> str | None:

@@ -40,12 +40,20 @@ class Tally:
     def begun(self) -> bool:
         return self._encoding_since is not None
 
-    def commit(self, marker: Marker, failures: dict[str, int] | None = None) -> None:
+    def commit(self, marker: Marker) -> None:
         self._done.add(marker.shard)
         self._share += self._weights[marker.shard]
         for name in COUNTS:
             self.sums[name] += getattr(marker, name)
-        self.failures.update(failures or {})
+        self.failures.update(marker.failures)
+
+    def commonest_failures(self, in_flight: Iterable[Progress]) -> list[tuple[str, int]]:
+        """The five kinds of failure that most rows met, in shards done and in flight, and how many rows did."""
+        failures = self.failures.copy()
+        for flight in in_flight:
+            if flight.shard not in self._done:
+                failures.update(flight.failures)
+        return failures.most_common(5)
 
     def totals(self, in_flight: Iterable[Progress], actors: int, nodes: int) -> Totals:
         flights = [p for p in in_flight if p.shard not in self._done]

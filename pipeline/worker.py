@@ -48,6 +48,7 @@ class Progress:
     skipped: int = 0
     audio_seconds: float = 0.0  # of rows in flight too, as far as they are encoded
     rows_in_flight: int = 0
+    failures: dict[str, int] = field(default_factory=dict)  # kind -> rows; replaced, never changed: threads read it
 
 
 @dataclass(slots=True)
@@ -260,6 +261,8 @@ class ShardRun:
             self._progress.skipped += 1
         else:
             self._progress.failed += 1
+            failures = self._progress.failures
+            self._progress.failures = failures | {failed.kind: failures.get(failed.kind, 0) + 1}
 
     # ------------------------------------------------------------ stopping
 

@@ -99,6 +99,18 @@ def test_a_killed_run_ends_with_the_rows_of_an_undisturbed_one(launch, folder, d
     assert leftover(runs) == []
 
 
+def test_a_job_that_goes_wrong_ends_with_the_commonest_failures_and_resumes_with_a_wider_limit(
+    launch, folder, data, undisturbed
+):
+    out = folder / "wrong"
+    run = launch(job(folder, data, out, more="audio: {max_failed: 1}\n"), "wrong")
+    assert run.wait() == 1
+    assert "2 rows failed, more than audio.max_failed (1) allows: unreadable 2" in run.log.read_text()
+    again = launch(["resume", str(out), "audio.max_failed=2"], "wrong again")
+    assert again.wait() == 0, again.log.read_text()
+    assert difference(rows_of(undisturbed), rows_of(out)).total() == 0
+
+
 def test_an_interrupted_run_exits_130_and_can_be_resumed(launch, folder, data, undisturbed):
     out = folder / "interrupted"
     run = launch(job(folder, data, out), "interrupted")

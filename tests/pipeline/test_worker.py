@@ -14,6 +14,7 @@ from pipeline.engine import Engine
 from pipeline.errors import SourceError
 from pipeline.records import Audio, FailedRow, Row, Shard, ShardResult, SourceFile
 from pipeline.spec import AudioPolicy
+from pipeline.tally import Tally
 from pipeline.worker import Care, ShardRun, Stopped
 from tests.pipeline.fakes import FakeEncoder, MemoryWriter, codes_of, whole_numbers
 
@@ -69,6 +70,18 @@ def test_good_bad_null_and_unreadable_rows_are_all_accounted_for():
         assert np.array_equal(by_row[number].codes, codes_of(samples))
         assert by_row[number].channel is None
     assert {f.row: f.kind for f in writer.failed} == {1: "unreadable", 3: "unreadable", 4: "unreadable"}
+
+
+def test_failures_in_flight_are_told_by_kind_beside_those_of_shards_done():
+    items = [row(0, b"<html>"), row(1, wav(whole_numbers(50))), row(2, None)]
+    with Engine(FakeEncoder(32768.0), slots=1, chunk_frames=1) as engine:
+        reader, writer = ListReader(items), MemoryWriter(SHARD)
+        run = ShardRun(SHARD, reader=reader, engine=engine, writer=writer, policy=AudioPolicy())
+        run.run()
+    assert run.progress().failures == {"unreadable": 2}
+    tally = Tally([SHARD], {})
+    tally.failures.update({"unreadable": 1, "too_long": 4})
+    assert tally.commonest_failures([run.progress()]) == [("too_long", 4), ("unreadable", 3)]
 
 
 def test_rows_that_the_writer_holds_already_are_not_encoded_again():
