@@ -50,13 +50,12 @@ class Tally:
     def commonest_failures(self, in_flight: Iterable[Progress]) -> list[tuple[str, int]]:
         """The five kinds of failure that most rows met, in shards done and in flight, and how many rows did."""
         failures = self.failures.copy()
-        for flight in in_flight:
-            if flight.shard not in self._done:
-                failures.update(flight.failures)
+        for flight in self._unfinished(in_flight):
+            failures.update(flight.failures)
         return failures.most_common(5)
 
     def totals(self, in_flight: Iterable[Progress], actors: int, nodes: int) -> Totals:
-        flights = [p for p in in_flight if p.shard not in self._done]
+        flights = self._unfinished(in_flight)
         share = float(self._share)
         for flight in flights:
             num_rows = self._num_rows[flight.shard]
@@ -78,6 +77,10 @@ class Tally:
             actors=actors,
             nodes=nodes,
         )
+
+    def _unfinished(self, in_flight: Iterable[Progress]) -> list[Progress]:
+        """Without the shards whose markers are counted already: an actor's word may be older."""
+        return [progress for progress in in_flight if progress.shard not in self._done]
 
 
 def facts(totals: Totals, in_flight: Iterable[Progress]) -> dict[str, Any]:

@@ -44,11 +44,14 @@ class Progress:
     shard: int
     rows_read: int = 0
     encoded: int = 0
-    failed: int = 0
     skipped: int = 0
     audio_seconds: float = 0.0  # of rows in flight too, as far as they are encoded
     rows_in_flight: int = 0
     failures: dict[str, int] = field(default_factory=dict)  # kind -> rows; replaced, never changed: threads read it
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
 
 
 @dataclass(slots=True)
@@ -260,7 +263,6 @@ class ShardRun:
         if failed.stage == "filter":
             self._progress.skipped += 1
         else:
-            self._progress.failed += 1
             failures = self._progress.failures
             self._progress.failures = failures | {failed.kind: failures.get(failed.kind, 0) + 1}
 
