@@ -22,24 +22,11 @@ CALLED = ("__call__", "encode")  # methods that do a layer's work
 # what torch calls it -> what it is
 KINDS = {
     "products": ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "matmul", "linear"),
-    "ELU": (
-        "exp2",
-        "exp2_",
-        "exp",
-        "exp_",
-        "expm1",
-        "clamp_max_",
-        "clamp_min_",
-        "maximum",
-        "elu",
-        "elu_",
-        "mul",
-        "mul_",
-    ),
+    "ELU": ("exp", "exp_", "expm1", "clamp", "maximum", "elu", "elu_"),
     "attention": ("_scaled_dot_product_flash_attention_for_cpu", "softmax", "_softmax"),
     "GELU and norms": ("gelu", "native_layer_norm"),
     "nearest entry": ("argmin", "index", "index_select"),
-    "sums": ("add", "add_", "sub", "sub_"),
+    "sums": ("add", "add_", "sub", "sub_", "mul", "mul_"),
     "copies": ("copy_", "cat", "clone", "where", "stack", "fill_", "masked_fill_"),
 }
 
