@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from mimi.matrix import Matrix
 from mimi.state import Workspace
 
 
@@ -21,7 +22,7 @@ class RowConv:
     """
 
     def __init__(self, taps: Tensor, bias: Tensor | None, dtype: torch.dtype):
-        self.taps = [tap.to(dtype).contiguous() for tap in taps]
+        self.taps = [Matrix(tap, dtype) for tap in taps]
         self.bias = None if bias is None else bias.to(dtype)
 
     @property
@@ -32,18 +33,19 @@ class RowConv:
     @property
     def in_width(self) -> int:
         """Width of an input row."""
-        return self.taps[0].shape[0]
+        return self.taps[0].in_width
 
     @property
     def out_width(self) -> int:
         """Width of an output row."""
-        return self.taps[0].shape[1]
+        return self.taps[0].out_width
 
     def __call__(self, rows: Tensor, out: Tensor, scratch: Workspace) -> Tensor:
         """rows: [S, context + T, C_in] -> out: [S, T, C_out], which is written and returned."""
         length = out.shape[1]
-        for j, tap in enumerate(self.taps):
-            add_product(out, rows[:, j : j + length], tap, self.bias, first=j == 0)
+        self.taps[0].product(rows[:, :length], out, self.bias)
+        for j, tap in enumerate(self.taps[1:], 1):
+            tap.add_product(rows[:, j : j + length], out)
         return out
 
 
@@ -58,7 +60,7 @@ class PairConv(RowConv):
         super().__init__(taps, bias, dtype)
         self.pairwise = dtype == torch.float32 and taps.device.type == "cpu"
         if self.pairwise:
-            self.both = taps.sum(0).to(dtype).contiguous()
+            self.both = Matrix(taps.sum(0), dtype)
 
     def __call__(self, rows: Tensor, out: Tensor, scratch: Workspace) -> Tensor:
         """As RowConv."""
@@ -67,37 +69,11 @@ class PairConv(RowConv):
             return super().__call__(rows, out, scratch)
         before, middle, after = rows[0, 0:-1:2], rows[0, 1::2], rows[0, 2::2]
         even, odd = out[0, 0::2], out[0, 1::2]
-        if self.bias is None:
-            torch.mm(middle, self.both, out=even)
-        else:
-            torch.addmm(self.bias, middle, self.both, out=even)
-        odd.copy_(even)
+        odd.copy_(self.both.product(middle, even, self.bias))
         change = scratch.take("change", *middle.shape)
-        even.addmm_(torch.sub(before, middle, out=change), self.taps[0])
-        odd.addmm_(torch.sub(after, middle, out=change), self.taps[1])
+        self.taps[0].add_product(torch.sub(before, middle, out=change), even)
+        self.taps[1].add_product(torch.sub(after, middle, out=change), odd)
         return out
-
-
-def add_product(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None = None, first: bool = False) -> None:
-    """out += rows @ weight, for out [S, T, N], rows [S, T, C], weight [C, N]; `first`: out = bias + rows @ weight.
-
-    No operand is copied, whatever the rows' stride. One slot takes the plain product, which is the faster on a CPU.
-    """
-    if out.shape[0] == 1:
-        if not first:
-            out[0].addmm_(rows[0], weight)
-        elif bias is None:
-            torch.mm(rows[0], weight, out=out[0])
-        else:
-            torch.addmm(bias, rows[0], weight, out=out[0])
-        return
-    weights = weight.expand(out.shape[0], -1, -1)
-    if not first:
-        out.baddbmm_(rows, weights)
-    elif bias is None:
-        torch.bmm(rows, weights, out=out)
-    else:
-        torch.baddbmm(bias.expand(out.shape[0], 1, -1), rows, weights, out=out)
 
 
 def strided_taps(weight: Tensor, stride: int) -> Tensor:

@@ -194,5 +194,6 @@ class Mimi:
 
     def _make_decoder(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.inference_mode():
-            entries = self._encoder.quantizer.entries
+            quantizer = self._encoder.quantizer
+            entries = [entry.to(quantizer.dtype) for entry in quantizer.entries]
             self._decoder = Decoder(_Exact(tensors, self.device), entries, self.config, self.dtype)

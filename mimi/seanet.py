@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mimi.config import MimiConfig
-from mimi.conv import PairConv, RowConv, add_product, folded_taps, strided_taps, transposed_taps
+from mimi.conv import PairConv, RowConv, folded_taps, strided_taps, transposed_taps
 from mimi.elu import elu_into
 from mimi.layouts import seanet_indices
+from mimi.matrix import Matrix
 from mimi.state import Workspace, keep
 
 Weights = Mapping[str, Tensor]
@@ -29,7 +30,7 @@ class Residual:
         self.name = prefix
         first, second = prefix + ".block.1.conv.conv", prefix + ".block.3.conv.conv"
         self.narrow = RowConv(strided_taps(weights[first + ".weight"], 1), weights[first + ".bias"], dtype)
-        self.widen = weights[second + ".weight"][:, :, 0].T.to(dtype).contiguous()
+        self.widen = Matrix(weights[second + ".weight"][:, :, 0].T, dtype)
         self.bias = weights[second + ".bias"].to(dtype)
 
     def __call__(self, h: Tensor, contexts: Contexts, scratch: Workspace, active: Tensor | None) -> None:
@@ -39,7 +40,7 @@ class Residual:
         hidden = scratch.take("hidden", slots, length, self.narrow.out_width)
         self.narrow(rows, hidden, scratch)
         elu_into(hidden, hidden, scratch)
-        add_product(h, hidden, self.widen)
+        self.widen.add_product(hidden, h)
         h.add_(self.bias)
 
 

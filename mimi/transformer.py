@@ -11,19 +11,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from mimi.config import MimiConfig
+from mimi.matrix import Matrix
 from mimi.state import StreamState, keep
+
+QUERY_BLOCK = 50  # on a CPU
 
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer's weights as products take them, [in, out]; layer scale is folded into `out` and `down`."""
+    """One layer's weights, [in, out]; layer scale is folded into `out` and `down`."""
 
     norm1: tuple[Tensor, Tensor]
-    qkv: Tensor
-    out: Tensor
+    qkv: Matrix
+    out: Matrix
     norm2: tuple[Tensor, Tensor]
-    up: Tensor
-    down: Tensor
+    up: Matrix
+    down: Matrix
 
 
 class Transformer:
@@ -38,22 +41,22 @@ class Transformer:
         half = config.head_dim // 2
         exponents = torch.arange(half, dtype=torch.float64) / half
         frequencies = (config.rope_base**-exponents).float().double()
-        self.frequencies = frequencies.to(self.layers[0].qkv.device)
+        self.frequencies = frequencies.to(self.layers[0].norm1[0].device)
 
     def __call__(self, x: Tensor, state: StreamState, active: Tensor | None) -> Tensor:
         """Advances keys, values and positions of the active slots. x isn't changed."""
         slots, length, width = x.shape
         rotation = self._rotation(state.positions, length)
         mask = self._mask(state.positions, length, x.dtype)
-        x = x.reshape(slots * length, width)
+        x = x.reshape(slots * length, width).clone()
         for layer, keys, values in zip(self.layers, state.keys, state.values, strict=True):
             h = functional.layer_norm(x, (width,), *layer.norm1, self.config.norm_eps)
-            qkv = torch.mm(h, layer.qkv).view(slots, length, 3, self.config.num_heads, self.config.head_dim)
+            qkv = layer.qkv.product(h).view(slots, length, 3, self.config.num_heads, self.config.head_dim)
             attended = self._attend(qkv, rotation, mask, keys, values, active)
-            x = torch.addmm(x, attended.view(slots * length, width), layer.out)
+            x = layer.out.add_product(attended.view(slots * length, width), x)
             h = functional.layer_norm(x, (width,), *layer.norm2, self.config.norm_eps)
-            h = functional.gelu(torch.mm(h, layer.up))
-            x = x.addmm_(h, layer.down)
+            h = functional.gelu(layer.up.product(h))
+            x = layer.down.add_product(h, x)
         step = torch.full_like(state.positions, length)
         state.positions.add_(step if active is None else step * active)
         return x.view(slots, length, width)
@@ -66,7 +69,7 @@ class Transformer:
         ahead = torch.arange(length, device=positions.device)
         angles = (positions[:, None] + ahead).double()[..., None] * self.frequencies
         rotation = torch.polar(torch.ones_like(angles), angles)[:, :, None, None]
-        return rotation if self.layers[0].qkv.dtype == torch.float64 else rotation.to(torch.complex64)
+        return rotation if self.layers[0].norm1[0].dtype == torch.float64 else rotation.to(torch.complex64)
 
     def _mask(self, positions: Tensor, length: int, dtype: torch.dtype) -> Tensor:
         """[S, 1, T, window + T], added to the scores: 0 where the key is one of the context's positions, else -inf."""
@@ -92,7 +95,12 @@ class Transformer:
         window, length = keys.shape[2], qkv.shape[1]
         keep(keys, all_keys[:, :, length : length + window], active)
         keep(values, all_values[:, :, length : length + window], active)
-        attend = plain_attention if qkv.is_cuda and qkv.dtype == torch.float32 else _fused_attention
+        if not qkv.is_cuda:
+            attend = _attention_in_blocks
+        elif qkv.dtype == torch.float32:
+            attend = plain_attention
+        else:
+            attend = functional.scaled_dot_product_attention
         return attend(query, all_keys, all_values, mask).transpose(1, 2).contiguous()
 
 
@@ -102,8 +110,17 @@ def plain_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -
     return torch.matmul(scores.softmax(-1), values)
 
 
-def _fused_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    return functional.scaled_dot_product_attention(query, keys, values, mask)
+def _attention_in_blocks(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention of a few queries at a time, each block over the keys that one of its queries may see."""
+    length, window = query.shape[2], keys.shape[2] - query.shape[2]
+    out = torch.empty_like(query)
+    for start in range(0, length, QUERY_BLOCK):
+        stop = min(length, start + QUERY_BLOCK)
+        near = slice(start, window + stop)
+        out[:, :, start:stop] = functional.scaled_dot_product_attention(
+            query[:, :, start:stop], keys[:, :, near], values[:, :, near], mask[:, :, start:stop, near]
+        )
+    return out
 
 
 def _layer(weights: Mapping[str, Tensor], prefix: str, dtype: torch.dtype) -> _Layer:
@@ -113,9 +130,9 @@ def _layer(weights: Mapping[str, Tensor], prefix: str, dtype: torch.dtype) -> _L
     scale1, scale2 = weights[prefix + "layer_scale_1.scale"], weights[prefix + "layer_scale_2.scale"]
     return _Layer(
         norm1=(ready(weights[prefix + "norm1.weight"]), ready(weights[prefix + "norm1.bias"])),
-        qkv=ready(weights[prefix + "self_attn.in_proj_weight"].T),
-        out=ready(weights[prefix + "self_attn.out_proj.weight"].T * scale1),
+        qkv=Matrix(weights[prefix + "self_attn.in_proj_weight"].T, dtype),
+        out=Matrix(weights[prefix + "self_attn.out_proj.weight"].T * scale1, dtype),
         norm2=(ready(weights[prefix + "norm2.weight"]), ready(weights[prefix + "norm2.bias"])),
-        up=ready(weights[prefix + "linear1.weight"].T),
-        down=ready(weights[prefix + "linear2.weight"].T * scale2),
+        up=Matrix(weights[prefix + "linear1.weight"].T, dtype),
+        down=Matrix(weights[prefix + "linear2.weight"].T * scale2, dtype),
     )
