@@ -1,4 +1,4 @@
-"""What is sent to a cluster, and what is refused before anything is. The sending itself is not tested."""
+"""What is sent to a cluster, and what is refused before anything is. The sending itself is in `test_detached.py`."""
 
 import sys
 

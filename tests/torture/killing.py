@@ -14,22 +14,25 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-COMMAND = [str(Path(sys.executable).parent / "mimi-jobs")]
+COMMAND = (str(Path(sys.executable).parent / "mimi-jobs"),)
 MARK = "MIMI_JOBS_TEST_RUN"  # in the environment of every process that a run starts, Ray's included
 
 
 @dataclass
 class Run:
-    """A started `mimi-jobs` command, and all the processes that descend from it."""
+    """A started command, `mimi-jobs` unless said otherwise, and all the processes that descend from it."""
 
     arguments: list[str]
     log: Path
+    command: tuple[str, ...] = COMMAND
+    cwd: Path | None = None
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, *self.arguments],
+                [*self.command, *self.arguments],
+                cwd=self.cwd,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
