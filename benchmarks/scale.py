@@ -105,15 +105,21 @@ class SleepingWorker(EncodeWorker):
 
 @dataclass
 class Memory:
-    """Resident MB of a process now and then: (seconds since the beginning, MB)."""
+    """Resident MB of a process, and MB in Ray's object store, now and then: (seconds since the beginning, MB)."""
 
     driver: list[tuple[float, float]]
     actors: list[tuple[float, float]]
+    store: list[tuple[float, float]]
 
 
 def resident_mb(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
+
+
+def stored_mb() -> float:
+    has, free = ray.cluster_resources(), ray.available_resources()
+    return (has.get("object_store_memory", 0) - free.get("object_store_memory", 0)) / 1e6
 
 
 def actor_pids() -> list[int]:
@@ -130,15 +136,16 @@ def actor_pids() -> list[int]:
 
 @contextmanager
 def watched(every_s: float = 5.0) -> Iterator[Memory]:
-    memory, end, began = Memory([], []), threading.Event(), time.monotonic()
+    memory, end, began = Memory([], [], []), threading.Event(), time.monotonic()
 
     def watch() -> None:
         while not end.wait(every_s):
             now = time.monotonic() - began
             memory.driver.append((now, resident_mb(os.getpid())))
             actors = [resident_mb(pid) for pid in actor_pids() if Path(f"/proc/{pid}").exists()]
-            if actors:
+            if actors and ray.is_initialized():
                 memory.actors.append((now, max(actors)))
+                memory.store.append((now, stored_mb()))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -179,19 +186,24 @@ def measure_driver(folder: Path, num_shards: int, actors: int) -> None:
     run_dir = timed(
         "plan and run directory", lambda: RunDir.create(out, manifest=MANIFEST, shards=shards, schema=schema)
     )
+    spent = time.process_time()
     with watched() as memory:
         outcome = run(request_of(run_dir, None, actors, 1), worker=ray.remote(HandingIn))
+    spent = time.process_time() - spent
     assert outcome.finished and outcome.rows == 10 * num_shards, outcome
     print(f"| shards a second, Ray's start and the end included | {num_shards / outcome.seconds:.0f} |")
+    print(f"| driver's CPU seconds for 1,000 shards | {spent / num_shards * 1000:.2f} |")
     print(f"| driver's memory at most | {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB |")
     print(f"| of that at 10 s, and at the end | {spread(memory.driver)} |")
+    print(f"| largest actor at 10 s, and at the end | {spread(memory.actors)} |")
+    print(f"| object store at 10 s, and at the end | {spread(memory.store, 1)} |")
     timed("status", lambda: status(out))
     timed("pending shards, as resume asks", lambda: RunDir.open(out).pending())
 
 
-def spread(samples: list[tuple[float, float]]) -> str:
+def spread(samples: list[tuple[float, float]], digits: int = 0) -> str:
     early = [mb for second, mb in samples if second >= 10][:1] or [mb for _, mb in samples[:1]]
-    return f"{early[0]:.0f} MB, {samples[-1][1]:.0f} MB" if early else "too short to tell"
+    return f"{early[0]:.{digits}f} MB, {samples[-1][1]:.{digits}f} MB" if early else "too short to tell"
 
 
 def make_clips(folder: Path, files: int, rows: int, seconds: float) -> Path:

@@ -118,7 +118,9 @@ def _actors(prepared: "Prepared") -> str:
 def _engine(prepared: "Prepared") -> str:
     resources = prepared.resources
     chunk = f"{resources.chunk_frames * FRAME_SECONDS:g} s a chunk"
-    return f"{resources.device}, {_count(resources.slots, 'slot')}, {chunk}, {_count(resources.threads, 'thread')}"
+    decoding = f", {resources.decode_threads} of them decode" if resources.decode_threads > 1 else ""
+    threads = _count(resources.threads, "thread") + decoding
+    return f"{resources.device}, {_count(resources.slots, 'slot')}, {chunk}, {threads}"
 
 
 def _output_text(prepared: "Prepared") -> str:

@@ -41,6 +41,11 @@ class Resources:
     cpus_per_actor: float
     gpus_per_actor: float
 
+    @property
+    def decode_threads(self) -> int:
+        """Of one actor. Beside a GPU its CPUs decode, but for the one that drives the steps; else they encode."""
+        return max(1, int(self.cpus_per_actor) - 1) if self.device == "cuda" else 1
+
     def times_real_time(self, actors: int) -> float:
         """A rough rate of so many actors, for an estimate."""
         each = TIMES_REAL_TIME[self.device]

@@ -243,6 +243,7 @@ def model_spec(prepared: Prepared) -> ModelSpec:
         slots=resources.slots,
         chunk_frames=resources.chunk_frames,
         threads=resources.threads,
+        decode_threads=resources.decode_threads,
     )
 
 

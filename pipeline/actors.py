@@ -35,7 +35,6 @@ class ActorPlan:
     output: OutputSpec
     schema: pa.Schema
     weights_sha256: str | None  # what the weights must hash to
-    decode_threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class EncodeWorker:
             slots=spec.slots,
             chunk_frames=spec.chunk_frames,
             device=spec.device,
-            decode_threads=plan.decode_threads,
+            decode_threads=spec.decode_threads,
         )
         self._storage = Storage.at(plan.output.path, plan.output.storage_options)
         self._runs: dict[int, tuple[ShardRun, Assignment]] = {}

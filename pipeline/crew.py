@@ -110,8 +110,8 @@ class Crew:
         self._calls[member.ready_ref] = member
 
     def _give(self, member: Member, assignment: Assignment) -> None:
-        what = f"EncodeWorker.encode shard {assignment.shard.index}"  # as Ray's dashboard shows the task
-        ref = member.handle.encode.options(name=what).remote(assignment, self._retry_failed)
+        # A name for each call would be a metric for each: Ray keeps those for good, 15 kB a shard in the driver alone.
+        ref = member.handle.encode.remote(assignment, self._retry_failed)
         member.work[ref] = assignment
         self._calls[ref] = member
 

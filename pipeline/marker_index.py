@@ -19,6 +19,7 @@ from pipeline.storage import Entry, Storage
 
 INDEX = "_state/markers.parquet"
 NAME = re.compile(r"\d{5,9}\.json")
+BATCH = 10_000  # markers made of columns, or put into them, at a time
 READERS = 16  # threads, for stores where a read is a round trip
 SCALARS = {
     "shard": pa.int32(),
@@ -52,21 +53,31 @@ def read_markers(storage: Storage, listing: list[Entry]) -> tuple[dict[int, Mark
             if (entry := found.get(marker.shard)) is not None and entry.size == size and entry.version == version
         }
     unknown = sorted(found.keys() - markers.keys())
-    damaged = []
-    for shard, data in zip(unknown, _read_each(storage, unknown), strict=True):
-        if data is None:  # removed since it was listed
-            continue
-        try:
-            markers[shard] = _parse(shard, data)
-        except ValueError:
-            damaged.append(shard)
+    fresh, damaged = _read_fresh(storage, unknown)
+    markers |= fresh
     return ({shard: markers[shard] for shard in sorted(markers)} if unknown else markers), damaged
 
 
 def write_index(storage: Storage, listing: list[Entry]) -> None:
-    """Remember the markers in one file, for those who read a run of many shards."""
-    markers, _ = read_markers(storage, listing)
+    """Remember the markers in one file, for those who read a run of many shards.
+
+    What is remembered already stays columns: markers are made of the new ones alone, so that a driver's memory doesn't
+    grow with its run.
+    """
     found = _marker_entries(listing)
+    index = _index_table(storage)
+    pairs = ((shard, (size, version)) for shard, size, version in _versions(index))
+    still = [(entry := found.get(shard)) is not None and (entry.size, entry.version) == what for shard, what in pairs]
+    index = index.filter(pa.array(still, pa.bool_()))
+    unknown = sorted(found.keys() - set(index.column("shard").to_pylist()))
+    for start in range(0, len(unknown), BATCH):
+        fresh, _ = _read_fresh(storage, unknown[start : start + BATCH])
+        index = pa.concat_tables([index, _to_table(fresh, found)])
+    with storage.open_staged(INDEX) as sink:
+        pq.write_table(index.sort_by("shard"), sink, compression="zstd")
+
+
+def _to_table(markers: dict[int, Marker], found: dict[int, Entry]) -> pa.Table:
     columns: dict[str, list] = {name: [getattr(marker, name) for marker in markers.values()] for name in SCALARS}
     columns["size"] = [found[shard].size for shard in markers]
     columns["version"] = [found[shard].version for shard in markers]
@@ -76,8 +87,7 @@ def write_index(storage: Storage, listing: list[Entry]) -> None:
         columns[f"{folder}_path"] = [file and file.path for file in files]
         columns[f"{folder}_bytes"] = [file and file.num_bytes for file in files]
         columns[f"{folder}_sha256"] = [file and file.sha256 for file in files]
-    with storage.open_staged(INDEX) as sink:
-        pq.write_table(pa.table(columns, SCHEMA), sink, compression="zstd")
+    return pa.table(columns, SCHEMA)
 
 
 def _marker_entries(listing: list[Entry]) -> dict[int, Entry]:
@@ -103,6 +113,19 @@ def _parse(shard: int, data: bytes) -> Marker:
     return marker
 
 
+def _read_fresh(storage: Storage, shards: list[int]) -> tuple[dict[int, Marker], list[int]]:
+    """The markers of these shards from their own files, and the shards whose marker can't be understood."""
+    markers, damaged = {}, []
+    for shard, data in zip(shards, _read_each(storage, shards), strict=True):
+        if data is None:  # removed since it was listed
+            continue
+        try:
+            markers[shard] = _parse(shard, data)
+        except ValueError:
+            damaged.append(shard)
+    return markers, damaged
+
+
 def _read_each(storage: Storage, shards: list[int]) -> Iterator[bytes | None]:
     def read(shard: int) -> bytes | None:
         try:
@@ -117,19 +140,31 @@ def _read_each(storage: Storage, shards: list[int]) -> Iterator[bytes | None]:
         yield from pool.map(read, shards)
 
 
-def _read_index(storage: Storage) -> Iterator[tuple[int, str, Marker]]:
-    """Size and version of each remembered marker's file, and the marker; nothing where there's no good index."""
+def _index_table(storage: Storage) -> pa.Table:
+    """The index; empty where there's no good one."""
     try:
-        table = pq.read_table(pa.BufferReader(storage.read_bytes(INDEX)), schema=SCHEMA)
+        return pq.read_table(pa.BufferReader(storage.read_bytes(INDEX)), schema=SCHEMA)
     except (FileNotFoundError, pa.ArrowException, OSError):
-        return
-    columns = {name: table.column(name).to_pylist() for name in SCHEMA.names}
-    kinds = zip(*(_files(columns, folder) for folder in FILES), strict=True)
-    files = [tuple([file for file in three if file is not None]) for three in kinds]
-    failures = [json.loads(text) if text else {} for text in columns["failures"]]
-    scalars = zip(*(columns[name] for name in SCALARS), strict=True)
-    for size, version, values, *rest in zip(columns["size"], columns["version"], scalars, files, failures, strict=True):
-        yield size, version, Marker(*values, *rest)
+        return SCHEMA.empty_table()
+
+
+def _versions(index: pa.Table) -> Iterator[tuple[int, int, str]]:
+    """Shard, size and version of each remembered marker."""
+    for batch in index.to_batches(BATCH):
+        yield from zip(*(batch.column(name).to_pylist() for name in ("shard", "size", "version")), strict=True)
+
+
+def _read_index(storage: Storage) -> Iterator[tuple[int, str, Marker]]:
+    """Size and version of each remembered marker's file, and the marker."""
+    for batch in _index_table(storage).to_batches(BATCH):
+        columns = {name: batch.column(name).to_pylist() for name in SCHEMA.names}
+        kinds = zip(*(_files(columns, folder) for folder in FILES), strict=True)
+        files = [tuple([file for file in three if file is not None]) for three in kinds]
+        failures = [json.loads(text) if text else {} for text in columns["failures"]]
+        scalars = zip(*(columns[name] for name in SCALARS), strict=True)
+        versions = zip(columns["size"], columns["version"], strict=True)
+        for (size, version), values, *rest in zip(versions, scalars, files, failures, strict=True):
+            yield size, version, Marker(*values, *rest)
 
 
 def _files(columns: dict[str, list], folder: str) -> Iterator[PublishedFile | None]:

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +48,9 @@ class RunDir:
         self._plan: Plan | None = None
         self._published = 0
         self._indexed = 0
+        # Of its own: Arrow keeps what each thread that writes a file has taken, and publishers are many.
+        self._indexer = ThreadPoolExecutor(1, thread_name_prefix="index")
+        self._indexing: Future[None] | None = None
         self._guard = threading.Lock()
 
     @classmethod
@@ -213,7 +217,7 @@ class RunDir:
             with self.storage.open_staged(f"data/{split}-00000-of-00000.parquet") as sink:
                 write_parquet(sink, self.schema(), iter(()))
         self._write_card(markers)
-        self._index()
+        self._indexer.submit(self._index).result()
 
     def _write_card(self, markers: dict[int, Marker]) -> None:
         splits = sorted({file_split(split) for split in self.plan().splits()})
@@ -235,13 +239,13 @@ class RunDir:
                     self.storage.remove_tree(f"_state/{folder}")
 
     def _note_published(self) -> None:
+        """Have the index brought up to date behind the publishers' backs, each time it lags by a quarter."""
         with self._guard:
             self._published += 1
-            due = self._published - self._indexed >= max(INDEX_EVERY, self._indexed // 4)
-            if due:
+            idle = self._indexing is None or self._indexing.done()
+            if idle and self._published - self._indexed >= max(INDEX_EVERY, self._indexed // 4):
                 self._indexed = self._published
-        if due:
-            self._index()
+                self._indexing = self._indexer.submit(self._index)
 
     def _index(self) -> None:
         write_index(self.storage, self.storage.list("_state"))

@@ -6,7 +6,7 @@ shard is encoded. An announced death alone proves little (somebody may have kill
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeline.records import FailedRow, Shard
@@ -46,10 +46,15 @@ class _History:
 
 
 class Schedule:
-    """Hands out shards, largest first: what is left at the end is small, so no actor waits long for the last."""
+    """Hands out shards, largest first: what is left at the end is small, so no actor waits long for the last.
 
-    def __init__(self, shards: Iterable[Shard], first_attempt: int):
-        self._pending = deque(sorted(shards, key=lambda s: (-(s.num_bytes or 0), s.index)))
+    Of shards that weren't handed out yet only their places in `shards` are kept: a plan makes each as it is asked for.
+    """
+
+    def __init__(self, shards: Sequence[Shard], first_attempt: int):
+        self._shards = shards
+        keys = [(-(shard.num_bytes or 0), shard.index) for shard in shards]
+        self._pending: deque[int | Shard] = deque(sorted(range(len(shards)), key=keys.__getitem__))
         self._histories: dict[int, _History] = {}
         self._next_attempt = first_attempt
         self.idle_deaths = 0
@@ -61,7 +66,8 @@ class Schedule:
     def next(self) -> Assignment | None:
         if not self._pending:
             return None
-        shard = self._pending.popleft()
+        first = self._pending.popleft()
+        shard = self._shards[first] if isinstance(first, int) else first
         history = self._histories.get(shard.index, _History())
         self._next_attempt += 1
         crashed = tuple(history.crashed.values())

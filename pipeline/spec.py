@@ -47,6 +47,7 @@ class ModelSpec:
     slots: int = 1
     chunk_frames: int = 25
     threads: int = 1  # torch threads of one actor
+    decode_threads: int = 1  # of one actor
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,21 @@ def test_a_gpu_gets_an_actor_of_many_slots_and_its_share_of_the_cores():
     assert settled(STATION) == Resources("cuda", 64, 25, 8, 2, 8.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("machine", "ray", "threads"),
+    [
+        (STATION, {}, 7),  # 8 CPUs for each GPU: one drives the steps
+        (STATION, {"cpus_per_actor": 3.0}, 2),
+        (STATION, {"gpus_per_actor": 0.5, "cpus_per_actor": 1.5}, 1),
+        (Machine(cpus=2, gpus=2), {}, 1),
+        (LAPTOP, {}, 1),
+        (LAPTOP, {"cpus_per_actor": 4.0}, 1),  # whose threads encode
+    ],
+)
+def test_beside_a_gpu_all_cpus_of_an_actor_but_one_decode(machine, ray, threads):
+    assert settled(machine, RayConfig(**ray)).decode_threads == threads
+
+
 def test_a_share_of_a_gpu_makes_more_actors():
     assert settled(STATION, RayConfig(gpus_per_actor=0.5, cpus_per_actor=2.0)).actors == 4
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
@@ -202,6 +203,21 @@ def test_a_marker_rewritten_after_the_index_is_read_anew(tmp_path):
     with run.locked() as lock:
         do_shard(run, lock, 0, "eeeeee", attempt=2)
     assert run.markers()[0].encoded == 6
+
+
+def test_an_index_brought_up_to_date_is_what_the_markers_say(tmp_path):
+    run = make_run(tmp_path / "out", 4)
+    finish_run(run, ROWS)
+    with run.locked() as lock:
+        do_shard(run, lock, 2, "eeffss", attempt=2)
+        run.storage.remove(marker_name(1))
+        (tmp_path / "out" / marker_name(3)).write_bytes(b"{")
+        run.finish()
+    through_index = run.markers()
+    indexed = pq.read_table(tmp_path / "out" / INDEX).column("shard").to_pylist()
+    run.storage.remove(INDEX)
+    assert run.markers() == through_index and list(through_index) == indexed == [0, 2]
+    assert through_index[2].failures == {"unreadable": 2}
 
 
 def test_a_damaged_index_does_no_harm(tmp_path):

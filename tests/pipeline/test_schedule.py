@@ -1,5 +1,7 @@
 """The schedule: what is tried again, how carefully, and when it is given up."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from pipeline.records import Shard, SourceFile
@@ -19,6 +21,27 @@ def drain(schedule: Schedule) -> list[int]:
 
 def test_the_largest_shards_go_first_and_equals_in_order():
     assert drain(Schedule(shards(6), 0)) == [2, 5, 1, 4, 0, 3]
+
+
+def test_a_planned_shard_is_made_when_it_is_handed_out():
+    made = []
+
+    class Planned(Sequence):
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self):
+            return iter(shards(4))
+
+        def __getitem__(self, place):
+            made.append(place)
+            return shards(4)[place]
+
+    schedule = Schedule(Planned(), 0)
+    first = schedule.next()
+    assert first is not None and made == [2]
+    schedule.again(first)
+    assert drain(schedule) == [2, 1, 0, 3] and made == [2, 1, 0, 3]
 
 
 def test_attempts_are_numbered_apart_from_those_of_earlier_drivers():
